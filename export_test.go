@@ -1,0 +1,6 @@
+package tierlimit
+
+// What the tests of package tierlimit_test need of those of this package.
+const RaceEnabled = raceEnabled
+
+var EnvelopeOf = envelopeOf

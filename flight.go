@@ -1,0 +1,567 @@
+package tierlimit
+
+import (
+	"context"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/tierlimit/tierlimit/tier"
+	"github.com/tierlimit/tierlimit/tier/local"
+	"github.com/tierlimit/tierlimit/tier/remote"
+)
+
+// A flight is one script call with the cells that it settles.
+type flight struct {
+	d     *domain
+	batch batch
+	cells []*local.Cell
+	fence int64
+	dark  tier.Darkness
+	back  int64
+	clock serverClock
+
+	wentAway int64
+
+	rtt, rttWorst float64
+	entries       []entry
+	asks          []tier.Ask
+	answers       []answered
+}
+
+// answered is what a waiter is told once no lock is held: whoever is told may call again at once, and would wait for the cell.
+type answered struct {
+	w *local.Waiter
+	o local.Outcome
+}
+
+func (f *flight) tell(w *local.Waiter, o local.Outcome) {
+	f.answers = append(f.answers, answered{w, o})
+}
+
+// deliver tells the waiters what has been decided. None is looked at again: it may be another caller's a moment later.
+func (f *flight) deliver() {
+	for i := range f.answers {
+		a := &f.answers[i]
+		a.w.Done <- a.o
+		a.w = nil
+	}
+	f.answers = f.answers[:0]
+}
+
+// An entry is what a flight took out of one cell, so that it can be put back if the call proves not to have run.
+type entry struct {
+	c       *local.Cell
+	l       *Limiter
+	p       *policy
+	waiters []*local.Waiter
+	charge  int64
+	spent   int64
+	carry   int64
+	back    bool // hand-over after an outage
+	settle  bool // the exchange before it
+	demand  int64
+	known   bool // the lease was reported
+	poll    bool // sent with a kept denial standing
+}
+
+func (f *flight) fly() {
+	d := f.d
+	now := d.h.now()
+	waiting := 0
+	for _, c := range f.cells {
+		c.Mu.Lock()
+		c.Queued = false
+		c.InFlight = true
+		f.packLocked(c, now)
+		waiting += len(f.entries[len(f.entries)-1].waiters)
+		c.Mu.Unlock()
+	}
+	f.deliver()
+	ctx, cancel := context.WithTimeout(context.Background(), d.h.cfg.remoteTimeout)
+	defer cancel()
+	done, err := d.breaker.Begin()
+	begun := err == nil
+	var reply remote.Reply
+	sent := d.h.now()
+	received := sent
+	if begun {
+		reply, err = d.h.client.Exchange(ctx, f.batch.algorithm, f.fence, f.dark, f.asks)
+		received = d.h.now()
+		done(err)
+		d.h.exchanges.Add(1)
+		d.h.asked.Add(int64(len(f.asks)))
+	}
+	late := err == nil && reply.Late
+	refused := !begun || late || err != nil && remote.NotExecuted(err)
+	d.mu.Lock()
+	if err == nil {
+		d.m.clock = d.m.clock.learn(reply.Now, sent, received)
+		rtt := float64(min(received-sent, int64(d.h.cfg.remoteTimeout))) // more is this process's own doing: it was stopped, say
+		if d.rtt == 0 {
+			d.rtt, d.rttWorst, d.rttBest = rtt, rtt, rtt
+		}
+		d.rtt += (rtt - d.rtt) / 8
+		d.rttWorst = max(rtt, d.rttWorst*0.99)
+		d.rttBest = min(rtt, d.rttBest*1.001)
+		if late {
+			d.m.due = min(d.m.due, received)
+		}
+	} else if begun {
+		d.h.failures.Add(1)
+	}
+	d.mu.Unlock()
+	var again []*local.Cell
+	for i := range f.entries {
+		e := &f.entries[i]
+		e.c.Mu.Lock()
+		e.c.InFlight = false
+		e.c.Landed++
+		switch {
+		case refused:
+			if late { // nothing ran and Redis answers: on with the next flight
+				e.c.Waiters = append(e.waiters, e.c.Waiters...)
+				e.waiters = nil
+			}
+			f.unpackLocked(e, &f.asks[i])
+		case err != nil:
+			f.lostLocked(e)
+		default:
+			f.landLocked(e, f.asks[i].Want, &reply.Grants[i], reply.Now, sent, received)
+			f.serveLocked(e)
+		}
+		if e.c.Dead {
+			answer(e.c, local.Outcome{Down: true})
+		} else if len(e.c.Waiters) == 0 && (refused || err != nil && e.c.ChargeCold > 0 && e.c.Refund == 0 && !e.c.Return) {
+			d.scheduleLocked(e.c, received+int64(d.h.cfg.syncInterval)) // not at once: what refuses, or fails, is quick to do so again
+		} else if !e.c.Queued && (len(e.c.Waiters) > 0 || e.c.Refund != 0 || e.c.ChargeCold > 0 || e.c.Return && e.c.Slot != 0) {
+			e.c.InFlight = true // until it is queued again, below; what landLocked has queued may be on its way by then
+			again = append(again, e.c)
+		}
+		e.c.Mu.Unlock()
+		f.deliver()
+	}
+	// After the answers, so that who asks again at once comes along.
+	d.mu.Lock()
+	d.flights--
+	d.mu.Unlock()
+	d.wakeUp()
+	for _, c := range again {
+		c.Mu.Lock()
+		c.InFlight = false
+		d.h.domainOf(c).enqueueLocked(c) // its key may live elsewhere by now
+		c.Mu.Unlock()
+	}
+	if o := d.h.cfg.observer; o != nil && begun {
+		o.Exchange(ExchangeEvent{Algorithm: Algorithm(f.batch.algorithm), Keys: len(f.asks), Waiters: waiting, Duration: time.Duration(received - sent), Err: err})
+	}
+}
+
+// packLocked moves what c has to tell into an ask. Caller holds c.Mu.
+func (f *flight) packLocked(c *local.Cell, now int64) {
+	l := f.d.h.limiter(c.Owner)
+	p := l.policy.Load()
+	name, _ := remote.KeyName(f.d.h.cfg.prefix, l.name, c.Key)
+	e := entry{c: c, l: l, p: p}
+	a := tier.Ask{Key: name, Limit: p.tier, SlotUS: p.slotUS, Seen: c.Activity}
+	if c.Born != 0 && now < c.Known {
+		a.Born, a.Version = c.Born, c.Version
+	}
+	f.packShare(&e, &a, now)
+	f.dropLate(c, now)
+	give := c.Return || len(c.Waiters) > 0 || now > c.Deadline()
+	f.packLease(&e, &a, give, now)
+	a.Refund, c.Refund = c.Refund, 0
+	refused := c.TakeDeniedDemand()
+	l.denied.Add(refused)
+	e.demand = e.spent + refused
+	if !e.settle {
+		packNeed(&e, &a)
+		e.poll = len(e.waiters) == 0 && c.DeniedUntil() > now
+		if first := c.Settled == 0 && len(e.waiters) < 2; !c.Dead && !first && !l.h.closed.Load() && (!give || len(e.waiters) > 0 || e.poll) {
+			a.Want = f.want(c, p, rateOf(c, e.demand, now, l.h.cfg.syncInterval), a.Carry)
+		}
+	}
+	f.d.countLocked(c)
+	f.asks = append(f.asks, a)
+	f.entries = append(f.entries, e)
+}
+
+// packShare settles what c's outage share admitted. Before Redis was first heard: it is charged, as far as there is
+// something to charge. A window's after an outage: settle first, so that Redis's own memory of the key is known, then hand
+// over what was admitted; until then Redis keeps the share aside.
+func (f *flight) packShare(e *entry, a *tier.Ask, now int64) {
+	c, p := e.c, e.p
+	if c.Share != nil && c.Outage().ShareAt == neverHeard {
+		wall := f.d.h.wall(now)
+		used := c.Share.Admitted(wall)
+		if p.tier.Algorithm.Bucket() {
+			used = max(0, c.Outage().ShareCap-c.Share.Take(wall, p.tier, 0).Remaining)
+		}
+		c.ChargeCold = clip(c.ChargeCold+used, p.capacity)
+		c.Share = nil
+	}
+	if p.tier.Algorithm.Bucket() || f.back == 0 || c.BackSent() == f.back || !f.mayHandOver(c) {
+		return
+	}
+	if a.Born != 0 && !c.BackReady {
+		e.settle = true
+		return
+	}
+	e.back = true
+	a.Back, a.Born, a.Version = true, 0, 0
+	o := c.Outage()
+	a.Own = o.BackOwn
+	if !c.BackReady && c.Share != nil {
+		a.Own = c.Share.Admitted(shareTime(p.tier.Algorithm, f.clock, now))
+	}
+	o.BackSent, c.BackReady, c.Share = f.back, false, nil
+}
+
+// packLease reports the lease in hand. With give it goes back whole: with callers waiting it is too small for them, and
+// Redis can serve them from all there is.
+func (f *flight) packLease(e *entry, a *tier.Ask, give bool, now int64) {
+	c, p := e.c, e.p
+	at := f.clock.at(now).Hi
+	have := c.Tokens()
+	if give {
+		have = c.Clear()
+	}
+	e.spent = max(0, c.Base-have-c.Retired)
+	c.Base = have
+	if give {
+		c.Base = 0
+	}
+	var spends []tier.Spend
+	if c.Log != nil {
+		spends, c.LogSkip = drainLog(c, now, e.spent)
+	}
+	// Of a lease whose exchange timed out nothing may be claimed: what is left of it is spent under its old deadline and burnt
+	// at the next good reply. And the lease of a fixed window that is over would say which window Own, or a share, belongs to.
+	e.known = c.Slot != 0 && !c.Unknown && !((e.back || e.settle) && p.tier.Algorithm == tier.FixedWindow && c.Slot != at/p.tier.PeriodUS())
+	switch {
+	case e.known && give:
+		a.Return = have + c.Retired
+	case e.known:
+		a.Carry, a.Return = have, c.Retired
+	}
+	if e.known {
+		a.Lease, a.Spent, a.Spends = c.Slot, e.spent, spends
+		e.carry = a.Carry
+	} else if a.Born != 0 && p.tier.Algorithm == tier.FixedWindow {
+		a.Lease = at / p.tier.PeriodUS() // the window that Own belongs to
+	}
+	c.Retired, c.Return = 0, false
+	e.l.local.Add(e.spent)
+	if p.tier.Algorithm.Bucket() {
+		return
+	}
+	if e.spent > 0 {
+		c.Own.Add(f.ownAt(p, c.Slot, at), e.spent)
+	}
+	if a.Born != 0 {
+		// With what is reported just now: of a key that was lost no report is taken.
+		a.Own = c.Own.Sum(at/p.tier.PeriodUS(), p.tier.Algorithm != tier.FixedWindow)
+		if c.Share != nil {
+			a.Own += c.Share.Admitted(shareTime(p.tier.Algorithm, f.clock, now))
+		}
+	}
+}
+
+// dropLate answers the callers that will have stopped waiting before an answer can be here: what Redis granted them would be
+// burnt.
+func (f *flight) dropLate(c *local.Cell, now int64) {
+	c.Waiters = slices.DeleteFunc(c.Waiters, func(w *local.Waiter) bool {
+		late := w.N > 0 && w.Left < now+int64(f.rtt)
+		if late {
+			f.tell(w, local.Outcome{Down: true})
+		}
+		return late
+	})
+}
+
+// packNeed asks for the callers that wait, as far as their costs fit into one message.
+func packNeed(e *entry, a *tier.Ask) {
+	c := e.c
+	if e.charge = c.ChargeCold; e.charge > 0 {
+		c.ChargeCold = 0
+		a.Need = append(a.Need, tier.Cost{N: 1, Count: e.charge})
+		e.demand += e.charge
+	}
+	charges := len(a.Need)
+	n := 0
+	for _, w := range c.Waiters {
+		last := len(a.Need) - 1
+		switch {
+		case w.N == 0: // it waits for the exchange itself
+		case last >= charges && a.Need[last].N == w.N:
+			a.Need[last].Count++
+		case len(a.Need) < maxCosts:
+			a.Need = append(a.Need, tier.Cost{N: w.N, Count: 1})
+		default:
+			e.waiters, c.Waiters = c.Waiters[:n:n], c.Waiters[n:]
+			return
+		}
+		e.demand += w.N
+		n++
+	}
+	e.waiters, c.Waiters = c.Waiters, nil
+}
+
+// mayHandOver reports whether it is certain what this instance's share of c admitted in the last outage, and that it has
+// not been handed over yet: not if a cell that knew was evicted since.
+func (f *flight) mayHandOver(c *local.Cell) bool {
+	evicted := f.d.h.shareEvicted.Load()
+	return (evicted == 0 || evicted < f.wentAway) && (c.Share != nil || f.d.h.backEvicted.Load() < f.back)
+}
+
+// ownAt is the index of the whole window in which tokens of a lease count as admitted.
+func (f *flight) ownAt(p *policy, slot, at int64) int64 {
+	if p.tier.Algorithm == tier.FixedWindow && slot != 0 {
+		return slot
+	}
+	return at / p.tier.PeriodUS()
+}
+
+// drainLog returns when the spent tokens were spent. A caller takes a token first and records the time after: what is not
+// recorded yet counts as spent now (which errs to too few), and its record is skipped later.
+func drainLog(c *local.Cell, now, spent int64) (spends []tier.Spend, skip int64) {
+	spends, sum := c.Log.Drain(now, spent+c.LogSkip, nil)
+	skip = c.LogSkip
+	for len(spends) > 0 && skip > 0 {
+		k := min(skip, spends[0].Count)
+		spends[0].Count -= k
+		skip, sum = skip-k, sum-k
+		if spends[0].Count == 0 {
+			spends = spends[1:]
+		}
+	}
+	if rest := spent - sum; rest > 0 {
+		spends = append(spends, tier.Spend{Count: rest})
+		skip += rest
+	}
+	return spends, skip
+}
+
+// unpackLocked puts back what a call took that certainly did not run. Caller holds c.Mu.
+func (f *flight) unpackLocked(e *entry, a *tier.Ask) {
+	c := e.c
+	if e.known && a.Lease == c.Slot {
+		// Carried tokens were spendable all along; what was to be returned is returned later.
+		c.Retired += a.Return
+		c.Base += a.Return + e.spent
+		if c.Log != nil {
+			c.Log.Record(f.d.h.now(), e.spent) // their ages are lost: spent now errs to too few
+		}
+		if e.spent > 0 && !e.p.tier.Algorithm.Bucket() {
+			c.Own.Add(f.ownAt(e.p, c.Slot, f.clock.at(f.d.h.now()).Hi), -e.spent)
+		}
+		e.l.local.Add(-e.spent)
+	}
+	if a.Refund == tier.RefundAll {
+		c.Refund = a.Refund // any other refund is not credited later than it was given
+	}
+	c.ChargeCold += e.charge
+	if e.back {
+		c.BackReady = true
+		c.Outage().BackSent, c.Outage().BackOwn = 0, a.Own
+	}
+	for _, w := range e.waiters {
+		f.tell(w, local.Outcome{Down: true})
+	}
+}
+
+// lostLocked takes in that nobody knows whether a call ran. Caller holds c.Mu.
+func (f *flight) lostLocked(e *entry) {
+	e.c.Unknown = true
+	e.c.ChargeCold += e.charge // a debit, which may run twice
+	for _, w := range e.waiters {
+		f.tell(w, local.Outcome{Down: true})
+	}
+}
+
+// landLocked takes in what Redis granted. Caller holds c.Mu.
+func (f *flight) landLocked(e *entry, want int64, g *tier.Grant, serverNow, sent, received int64) {
+	c, p, d := e.c, e.p, f.d
+	c.Born, c.Version, c.Activity = g.Born, g.Version, g.Activity
+	c.Known = sent + shrink(g.TTLUS*1000)
+	c.Active, c.Out = max(1, g.Active), g.Out
+	if e.settle {
+		// Ready to hand over what the share admitted; if Redis had lost the key, it has just been told all of it.
+		c.BackReady, c.Outage().BackOwn = true, 0
+		if c.Share != nil && !g.Lost {
+			c.Outage().BackOwn = c.Share.Admitted(shareTime(p.tier.Algorithm, f.clock, received))
+		}
+		c.Share = nil
+		d.enqueueLocked(c)
+	}
+	admitted, unserved := f.answerServed(e, g)
+	e.l.remote.Add(admitted)
+	if !p.tier.Algorithm.Bucket() && admitted+e.charge > 0 {
+		c.Own.Add(serverNow/p.tier.PeriodUS(), admitted+e.charge)
+	}
+	deadline := sent + shrink(g.LifeUS*1000)
+	c.Rate = rateOf(c, e.demand, received, d.h.cfg.syncInterval)
+	f.takeLease(e, g, admitted, deadline, received)
+
+	short := len(unserved) > 0 || want > 0 && g.Lease < want
+	exhausted := admitted == 0 && g.Lease == 0
+	pause := int64(0)
+	if short && p.leased && p.tier.Algorithm != tier.FixedWindow {
+		pause = f.pause(p, c.Active)
+	}
+	switch {
+	case len(unserved) > 0:
+		f.refuse(e, g, unserved, pause, received)
+	case short && pause > 0:
+		c.Deny(1, received+pause)
+	case e.poll && exhausted:
+		// the kept denial stands
+	default:
+		c.Allow()
+	}
+	c.Pause = received + pause
+	if c.Dead {
+		return
+	}
+	d.countLocked(c)
+	f.scheduleNext(c, p, exhausted, deadline, received)
+	if received-c.Settled > int64(d.h.cfg.syncInterval) {
+		c.Busy = received
+	}
+	c.Settled = received
+}
+
+// answerServed answers the callers that were served at the server, in the order they came, and those that only looked. It
+// returns what was admitted and who is left.
+func (f *flight) answerServed(e *entry, g *tier.Grant) (admitted int64, unserved []*local.Waiter) {
+	served := g.Served - min(g.Served, e.charge)
+	for _, w := range e.waiters {
+		o := local.Outcome{Remaining: g.Remaining + g.Lease, ResetNS: g.ResetUS * 1000}
+		switch n := w.N; {
+		case n == 0:
+			if o.Allowed = o.Remaining > 0; !o.Allowed {
+				o.RetryNS, o.Never = max(1, f.retryNS(g)), e.p.capacity == 0
+			}
+		case n <= served:
+			o.Allowed = true
+			o.DelayNS = g.DelayUS*1000 + (e.charge+admitted)*e.p.stepNS
+			served -= n
+			admitted += n
+		default:
+			unserved = append(unserved, w)
+			continue
+		}
+		f.tell(w, o)
+	}
+	return admitted, unserved
+}
+
+// serveLocked answers from the new lease those who came while it was on its way, in their order, as far as it goes. Were they sent to
+// Redis, the lease would go back with them, and whoever came meanwhile would have to wait in turn: on a busy key for ever.
+// Caller holds c.Mu.
+func (f *flight) serveLocked(e *entry) {
+	c := e.c
+	enough := !c.Dead && c.Base > 0
+	c.Waiters = slices.DeleteFunc(c.Waiters, func(w *local.Waiter) bool {
+		var r Result
+		if w.N == 0 || !enough {
+			return false
+		}
+		if enough = c.Tokens() >= w.N && e.l.warm(&r, c, e.p, w.N) && r.Allowed; enough {
+			f.tell(w, local.Outcome{Allowed: true, Leased: true, Remaining: r.Remaining, ResetNS: int64(r.ResetAfter), DelayNS: int64(r.Delay)})
+		}
+		return enough
+	})
+}
+
+// retryNS is how long it takes until a cost that could not be served may pass: where nothing is made just now, since shares are kept aside,
+// until the next heartbeat.
+func (f *flight) retryNS(g *tier.Grant) int64 {
+	if g.RetryUS < 0 {
+		return int64(f.d.h.cfg.heartbeat)
+	}
+	return g.RetryUS * 1000
+}
+
+// refuse answers the callers that could not be served and keeps the denial: until the largest cost would pass, and at
+// least for the pause, counted from the receipt.
+func (f *flight) refuse(e *entry, g *tier.Grant, unserved []*local.Waiter, pause, received int64) {
+	wait := max(f.retryNS(g), pause)
+	least, most := unserved[0].N, unserved[0].N
+	for _, w := range unserved {
+		least, most = min(least, w.N), max(most, w.N)
+	}
+	switch {
+	case least == most || pause == wait:
+		e.c.Deny(least, received+wait)
+	case pause > 0:
+		e.c.Deny(least, received+pause) // a smaller cost may pass before the largest
+	default:
+		e.c.Deny(most, received+wait)
+	}
+	for _, w := range unserved {
+		e.l.denied.Add(w.N)
+		f.tell(w, local.Outcome{Remaining: min(g.Remaining+g.Lease, w.N-1), ResetNS: max(g.ResetUS*1000, wait), RetryNS: wait})
+	}
+}
+
+// takeLease puts the lease into the cell.
+func (f *flight) takeLease(e *entry, g *tier.Grant, admitted, deadline, received int64) {
+	c, p := e.c, e.p
+	if !g.Credited || e.carry == 0 {
+		// Void under the new slot, what was taken out of use included. What was spent meanwhile was spent under the old
+		// one, which takes no more reports: it must not be reported under the new.
+		have := c.Clear()
+		if spent := c.Base - have - c.Retired; spent > 0 {
+			e.l.local.Add(spent)
+			if c.Log != nil {
+				c.LogSkip += spent
+			}
+			if !p.tier.Algorithm.Bucket() {
+				c.Own.Add(f.ownAt(p, c.Slot, f.clock.at(received).Hi), spent)
+			}
+		}
+		c.Base, c.Retired = 0, 0
+	}
+	c.Unknown = false
+	c.Slot = g.Slot
+	if c.Flow != nil && g.Lease > 0 {
+		// The lease's places come after those of the callers served; tokens carried keep theirs, before it.
+		first := received + g.DelayUS*1000 + (e.charge+admitted)*p.stepNS
+		if c.Base > 0 {
+			first = max(c.Flow.Next(), first-c.Base*p.stepNS)
+		}
+		c.Flow.Begin(first)
+	}
+	m := c.Rate * f.rttWorst
+	mark := int64(math.Ceil(m + 3*math.Sqrt(m)))
+	c.Deposit(g.Lease, deadline, min(mark, max(1, (e.carry+g.Lease)/2)))
+	c.Base += g.Lease
+	c.Report(g.Remaining, received+g.ResetUS*1000)
+	if p != e.l.policy.Load() && c.Base > 0 { // SetLimit came between
+		c.Retired += c.Clear()
+		c.Return = true
+	}
+}
+
+// scheduleNext says when the loop looks at c again: to report and renew or return a lease, or to poll a window that others
+// may give back to.
+func (f *flight) scheduleNext(c *local.Cell, p *policy, exhausted bool, deadline, received int64) {
+	sync := int64(f.d.h.cfg.syncInterval)
+	switch {
+	case c.Base > 0 || c.Tokens() > 0:
+		c.Backoff = 0
+		idle := min(pollMin, sync)
+		if c.Rate > 0 {
+			idle = max(idle, min(int64(2/c.Rate), p.horizon))
+		}
+		c.Horizon = max(idle, f.horizon(p, c, c.Rate))
+		f.d.scheduleLocked(c, received+min(c.Horizon, (deadline-received)*8/10))
+	case exhausted && c.Out > 0 && c.DeniedUntil() > received:
+		c.Backoff = min(max(pollMin, 2*c.Backoff), pollMax)
+		if at := received + c.Backoff; at < c.DeniedUntil() {
+			f.d.scheduleLocked(c, at)
+		}
+	}
+}

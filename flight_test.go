@@ -1,0 +1,302 @@
+package tierlimit
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/tierlimit/tierlimit/internal/model"
+	"github.com/tierlimit/tierlimit/tier"
+	"github.com/tierlimit/tierlimit/tier/local"
+	"github.com/tierlimit/tierlimit/tier/remote"
+)
+
+// A key that always has callers waiting must not keep those of other algorithms (or slot groups) from Redis.
+func TestABusyBatchLeavesRoomForOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDirected(t, 1, TokenBucket(1_000_000, time.Second), model.Variant{}, WithLocalShare(0))
+		defer d.close()
+		d.wires[0].setFate(steady(100 * time.Microsecond)) // one flight at once
+		other, err := d.hs[0].Limiter("w", FixedWindow(1_000_000, time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		d.spend(0, 1)
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		for i := range 8 {
+			wg.Go(func() {
+				time.Sleep(time.Duration(i) * 13 * time.Microsecond)
+				for ctx.Err() == nil {
+					_, _ = d.ls[0].Allow(t.Context(), "k")
+					time.Sleep(7 * time.Microsecond)
+				}
+			})
+		}
+		denied := 0
+		var longest time.Duration
+		for range 100 {
+			began := time.Now()
+			r, err := other.Allow(t.Context(), "k")
+			if err != nil {
+				t.Fatal(err)
+			}
+			longest = max(longest, time.Since(began))
+			if !r.Allowed {
+				denied++
+			}
+			time.Sleep(time.Millisecond)
+		}
+		cancel()
+		wg.Wait()
+		t.Logf("longest %v, %d denied", longest, denied)
+		if denied > 0 || longest > 5*time.Millisecond {
+			t.Errorf("%d of 100 were denied, the longest waited %v for Redis that answers in 100µs", denied, longest)
+		}
+	})
+}
+
+// One cell is in one flight at a time: also where a landing has queued it already and callers wait for it, here while the landing
+// is held up at another cell.
+func TestACellFliesOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const keys, rtt = 64, 2 * time.Millisecond // so far away that several flights are on their way at once
+		d := newDirected(t, 2, FixedWindow(1000, 10*time.Second), model.Variant{}, WithLocalShare(0), WithBreaker(quick))
+		defer d.close()
+		var mu sync.Mutex
+		began := map[string]time.Time{}
+		returned, held := false, (*local.Cell)(nil)
+		twice, settled := 0, 0
+		watch := func(heartbeat bool, asks []tier.Ask) fate {
+			mu.Lock()
+			defer mu.Unlock()
+			for _, a := range asks {
+				if at, ok := began[a.Key]; ok && time.Since(at) < rtt {
+					twice++
+				}
+				began[a.Key] = time.Now()
+			}
+			switch n := len(asks); {
+			case n > 0 && asks[0].Back && held != nil:
+				held.Mu.Unlock()
+				held = nil
+			case n > 1 && returned && settled == 0 && !asks[0].Back:
+				settled = n
+				key := asks[n-1].Key[strings.Index(asks[n-1].Key, "}l:")+3:]
+				held = d.hs[0].table.Find(d.ls[0].hash(key), d.ls[0].id, key)
+				held.Mu.Lock()
+			}
+			return fate{there: rtt / 2, back: rtt / 2}
+		}
+		d.wires[0].setFate(watch)
+		all := func() {
+			var wg sync.WaitGroup
+			for k := range keys {
+				wg.Go(func() {
+					if r, err := d.ls[0].Allow(t.Context(), fmt.Sprint(k)); err != nil || !r.Allowed {
+						t.Error(r, err)
+					}
+				})
+			}
+			wg.Wait()
+		}
+		d.intoWindow(10*time.Second, time.Second)
+		all()
+		d.wires[0].setFate(cutOff)
+		time.Sleep(time.Second) // missing
+		d.wires[0].setFate(watch)
+		until(t, "it is back", func() bool { return online(d.hs[0]) })
+		returned = true
+		all()
+		if settled == 0 {
+			t.Error("no flight had two cells: this shows nothing")
+		}
+		if twice > 0 {
+			t.Errorf("%d asks for a key that is on its way already", twice)
+		}
+	})
+}
+
+// A refund is credited before Refund returns, or not at all: also where it is given up while another exchange of the key is on its way.
+func TestARefundGivenUpIsNotCredited(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDirected(t, 1, TokenBucket(10, time.Hour), model.Variant{}, WithLocalShare(0))
+		defer d.close()
+		d.wires[0].setFate(steady(10 * time.Millisecond))
+		d.spend(0, 5)
+		var wg sync.WaitGroup
+		wg.Go(func() { _, _ = d.ls[0].Allow(t.Context(), "k") }) // on its way
+		time.Sleep(time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Millisecond)
+		defer cancel()
+		err := d.ls[0].Refund(ctx, "k", 5)
+		wg.Wait()
+		time.Sleep(time.Second)
+		r, perr := d.ls[0].Peek(t.Context(), "k")
+		if err == nil || perr != nil || r.Remaining != 4 {
+			t.Errorf("the refund: %v; then %v, %v, want 4 left", err, r, perr)
+		}
+		for _, e := range d.w.entries() {
+			if e.asks[0].Refund != 0 {
+				t.Errorf("credited after it returned: %+v", e.asks[0])
+			}
+		}
+	})
+}
+
+// A stall is a wire whose next exchange is answered, but taken in only much later: the process was stopped meanwhile.
+type stall struct {
+	*wire
+	next atomic.Int64
+}
+
+func (s *stall) Exchange(ctx context.Context, alg tier.Algorithm, fence int64, dark tier.Darkness, asks []tier.Ask) (remote.Reply, error) {
+	r, err := s.wire.Exchange(ctx, alg, fence, dark, asks)
+	time.Sleep(time.Duration(s.next.Swap(0)))
+	return r, err
+}
+
+// An instance that was stopped while an answer was on its way asks Redis again once it goes on.
+func TestAStoppedProcessAsksAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x := &stall{wire: &wire{w: newWorld(model.Variant{}, time.Hour, 0)}}
+		h, err := newHybrid([]Option{WithHeartbeat(simBeat), WithRemoteTimeout(simTimeout), WithSyncInterval(simSync), WithLocalShare(0)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.begin(x)
+		l, err := h.Limiter("l", TokenBucket(1000, time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		until(t, "online", func() bool { return online(h) })
+		for range 10 {
+			if r, err := l.Allow(t.Context(), "k"); err != nil || !r.Allowed {
+				t.Fatal(r, err)
+			}
+		}
+		x.next.Store(int64(5 * time.Second))
+		_, _ = l.Allow(t.Context(), "k")
+		time.Sleep(10 * time.Second)
+		denied := 0
+		for range 100 {
+			if r, err := l.Allow(t.Context(), "k"); err != nil || !r.Allowed {
+				denied++
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		if denied > 0 {
+			t.Errorf("%d of 100 denied, of a bucket that is full, after 5 s", denied)
+		}
+		closeAll(t, h)
+		x.w.air.Wait()
+	})
+}
+
+// Close returns unspent tokens: also of a lease that is on its way, or would be asked for by callers who have been waiting.
+func TestCloseKeepsNoLease(t *testing.T) {
+	for _, at := range []time.Duration{0, 1, 5, 6} {
+		for _, fresh := range []bool{false, true} {
+			t.Run(fmt.Sprint(at, fresh), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					d := newDirected(t, 2, TokenBucket(1000, time.Hour), model.Variant{}, WithLocalShare(0.5), WithLeaseTTL(time.Minute))
+					d.wires[0].setFate(steady(4 * time.Millisecond))
+					if !fresh {
+						d.spend(0, 20)
+						_ = d.hs[0].Flush(t.Context())
+					}
+					var admitted atomic.Int64
+					var wg sync.WaitGroup
+					for i := range 40 {
+						wg.Go(func() {
+							time.Sleep(time.Duration(i/10) * time.Millisecond)
+							if r, err := d.ls[0].Allow(t.Context(), "k"); err == nil && r.Allowed {
+								admitted.Add(1)
+							}
+						})
+					}
+					time.Sleep(at*time.Millisecond + 500*time.Microsecond)
+					if err := d.hs[0].Close(t.Context()); err != nil {
+						t.Error(err)
+					}
+					wg.Wait()
+					used := admitted.Load()
+					if !fresh {
+						used += 20
+					}
+					r, err := d.ls[1].Peek(t.Context(), "k")
+					if err != nil || r.Remaining != 1000-used {
+						t.Errorf("%v, %v, want %d", r, err, 1000-used)
+					}
+					d.close()
+				})
+			})
+		}
+	}
+}
+
+// What lost its exchange is let go when it is idle.
+func TestALostExchangeLeavesNoCell(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDirected(t, 1, TokenBucket(1000, time.Second), model.Variant{}, WithLocalShare(0.5))
+		defer d.close()
+		d.wires[0].setFate(steady(time.Millisecond))
+		for range 100 {
+			d.spend(0, 1)
+			time.Sleep(time.Millisecond)
+		}
+		d.wires[0].setFate(func(hb bool, _ []tier.Ask) fate {
+			return fate{lose: !hb, there: 100 * time.Microsecond, back: 100 * time.Microsecond}
+		})
+		time.Sleep(3 * time.Second)
+		d.wires[0].setFate(nil)
+		time.Sleep(10 * time.Minute)
+		if s := d.hs[0].Stats(); s.Keys != 0 || s.Leased != 0 {
+			t.Errorf("%+v, want no key after 10 minutes", s)
+		}
+	})
+}
+
+// A broken is a wire on which Redis answers each exchange with an error of which nobody knows what the script did before it.
+type broken struct{ *wire }
+
+type scriptError string
+
+func (e scriptError) Error() string { return string(e) }
+func (scriptError) RedisError()     {}
+
+func (broken) Exchange(context.Context, tier.Algorithm, int64, tier.Darkness, []tier.Ask) (remote.Reply, error) {
+	time.Sleep(200 * time.Microsecond)
+	return remote.Reply{}, scriptError("ERR user_script:1: something is wrong")
+}
+
+// What is to be charged is not sent again at once where Redis answers with errors, at the pace of the answers for ever.
+func TestAChargeIsNotSentInABusyLoop(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x := broken{&wire{w: newWorld(model.Variant{}, time.Hour, 0)}}
+		h, err := newHybrid([]Option{WithHeartbeat(simBeat), WithRemoteTimeout(simTimeout), WithSyncInterval(simSync)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.begin(x)
+		l, err := h.Limiter("l", TokenBucket(1000, time.Second), WithColdStart(ColdAdmit(3)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		until(t, "online", func() bool { return online(h) })
+		if r, err := l.Allow(t.Context(), "k"); err != nil || !r.Allowed {
+			t.Fatal(r, err)
+		}
+		time.Sleep(time.Second)
+		if s := h.Stats(); s.Exchanges > 2*int64(time.Second/simSync) {
+			t.Errorf("%d exchanges within a second, for one charge: %+v", s.Exchanges, s)
+		}
+		closeAll(t, h)
+		x.w.air.Wait()
+	})
+}

@@ -1,0 +1,495 @@
+package tierlimit
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"iter"
+	"maps"
+	"regexp"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"go.uber.org/zap"
+
+	"github.com/tierlimit/tierlimit/breaker"
+	"github.com/tierlimit/tierlimit/internal/clock"
+	"github.com/tierlimit/tierlimit/tier/local"
+	"github.com/tierlimit/tierlimit/tier/remote"
+)
+
+// A Hybrid is the two-tier runtime that limiters share: the sharded cache, the exchange loop, the breaker and the
+// fleet membership. Make one per process and Redis, and Close it at the end. Safe for concurrent use.
+type Hybrid struct {
+	cfg    config
+	log    *zap.Logger
+	clock  *clock.Clock
+	start  time.Time // when the clock stood at 0, by the wall
+	client exchanger // nil for NewLocal
+	table  *local.Table
+	id     string
+
+	mu       sync.Mutex // guards the three below
+	byName   map[string]*Limiter
+	domains  map[remote.Domain]*domain
+	horizon  time.Duration // the longest time to full of any limiter
+	limiters atomic.Pointer[[]*Limiter]
+	only     *domain // the domain of a plain client, nil for a Cluster or Ring
+
+	homes        atomic.Pointer[[remote.Groups]uint8] // the tag of the domain of each group
+	resolved     atomic.Bool                          // it is known which key lives on which server
+	lost         chan struct{}                        // a server was given up: look where its keys are now
+	forced       atomic.Bool
+	closed       atomic.Bool
+	closing      sync.Once
+	stop         chan struct{}
+	loops        sync.WaitGroup
+	shareEvicted atomic.Int64 // when a cell with an outage share, or what one admitted, was last evicted
+	backEvicted  atomic.Int64 // the last return for which a cell that had handed over was given up
+	returns      atomic.Int64 // how often this instance came back from being missing
+	outages      atomic.Int64 // how many outages began
+	warned       atomic.Bool
+
+	exchanges, asked, heartbeats, failures, leased atomic.Int64
+
+	// Not shared between Hybrids: what was made in a bubble of testing/synctest must not leave it.
+	waiters, timers sync.Pool
+}
+
+// New returns a Hybrid that leases quota through rdb: a plain client, a failover client, a Cluster or a Ring. It
+// never dials: a Redis that is down is a state (Stats), not an error. A nil rdb is ErrConfig, as is every option out
+// of range; all faults are joined. The Hybrid does not close rdb.
+func New(rdb redis.UniversalClient, opts ...Option) (*Hybrid, error) {
+	var faults []error
+	if isNil(rdb) {
+		faults = append(faults, fmt.Errorf("%w: the Redis client is nil; use NewLocal to go without", ErrConfig))
+	}
+	h, err := newHybrid(opts, faults...)
+	if err != nil {
+		return nil, err
+	}
+	h.begin(remote.New(rdb, h.cfg.prefix))
+	return h, nil
+}
+
+// begin starts the loops that talk through x.
+func (h *Hybrid) begin(x exchanger) {
+	h.client = x
+	h.loops.Go(h.sweep)
+	d := h.domain(remote.Domain{}) // there is always one, so that Stats tells what is not known yet
+	if x.Grouped() {
+		h.loops.Go(h.followTopology)
+	} else {
+		h.resolved.Store(true)
+		h.only = d
+		d.wakeUp()
+	}
+}
+
+// NewLocal returns a Hybrid of one instance without Redis: every check is decided in this process.
+func NewLocal(opts ...Option) (*Hybrid, error) {
+	h, err := newHybrid(opts)
+	if err != nil {
+		return nil, err
+	}
+	h.table.Idle = h.idle
+	return h, nil
+}
+
+func newHybrid(opts []Option, faults ...error) (*Hybrid, error) {
+	cfg := defaults()
+	for _, o := range opts {
+		if o == nil {
+			faults = append(faults, fmt.Errorf("%w: a nil Option", ErrConfig))
+			continue
+		}
+		o.apply(&cfg)
+	}
+	if err := errors.Join(append(faults, cfg.faults()...)...); err != nil {
+		return nil, err
+	}
+	h := &Hybrid{
+		cfg:     cfg,
+		log:     cfg.log,
+		clock:   clock.New(),
+		id:      rand.Text(),
+		byName:  map[string]*Limiter{},
+		domains: map[remote.Domain]*domain{},
+		stop:    make(chan struct{}),
+		lost:    make(chan struct{}, 1),
+		waiters: sync.Pool{New: func() any { return &local.Waiter{Done: make(chan local.Outcome, 1)} }},
+		timers:  sync.Pool{New: func() any { return time.NewTimer(time.Hour) }},
+	}
+	if cfg.instanceID != "" {
+		h.log = h.log.With(zap.String("instance", cfg.instanceID))
+	}
+	h.start = h.clock.Start()
+	h.limiters.Store(new([]*Limiter))
+	h.homes.Store(new([remote.Groups]uint8))
+	h.table = local.NewTable(cfg.shards, cfg.maxKeys, h.evict)
+	return h, nil
+}
+
+func isNil(rdb redis.UniversalClient) bool {
+	switch c := rdb.(type) {
+	case nil:
+		return true
+	case *redis.Client:
+		return c == nil
+	case *redis.ClusterClient:
+		return c == nil
+	case *redis.Ring:
+		return c == nil
+	}
+	return false
+}
+
+// now is the instance's monotonic clock in nanoseconds.
+func (h *Hybrid) now() int64 { return h.clock.Now() }
+
+var limiterName = regexp.MustCompile(`^[a-z0-9._-]{1,64}$`)
+
+// Limiter returns the limiter of that name, making it if there is none. Names are 1 to 64 of a-z, 0-9, dot, dash and
+// underscore. A name in use with the same limit returns the same Limiter (its options stay); with another limit it is
+// ErrConfig: SetLimit changes a limit.
+func (h *Hybrid) Limiter(name string, limit Limit, opts ...LimiterOption) (*Limiter, error) {
+	if h.closed.Load() {
+		return nil, ErrClosed
+	}
+	var faults []error
+	if !limiterName.MatchString(name) {
+		faults = append(faults, fmt.Errorf("%w: limiter name %.80q, want 1 to 64 of a-z, 0-9, '.', '_' and '-'", ErrConfig, name))
+	}
+	faults = append(faults, limit.Validate())
+	cfg := h.cfg.limiterConfig
+	for _, o := range opts {
+		if o == nil {
+			faults = append(faults, fmt.Errorf("%w: a nil LimiterOption", ErrConfig))
+			continue
+		}
+		o.applyLimiter(&cfg)
+	}
+	faults = append(faults, cfg.faults(h.cfg.syncInterval)...)
+	if err := errors.Join(faults...); err != nil {
+		return nil, err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if l, ok := h.byName[name]; ok {
+		if l.Limit() != limit {
+			return nil, fmt.Errorf("%w: limiter %q has the limit %v already, not %v; SetLimit changes it", ErrConfig, name, l.Limit(), limit)
+		}
+		return l, nil
+	}
+	all := slices.Clone(*h.limiters.Load())
+	l := newLimiter(h, uint32(len(all)), name, limit, cfg)
+	h.byName[name] = l
+	all = append(all, l)
+	h.limiters.Store(&all)
+	h.stretchHorizonLocked(limit)
+	return l, nil
+}
+
+// stretchHorizonLocked keeps the time for which darkness is remembered at least as long as it can matter: until a bucket
+// has filled, and until what was admitted in it has left every window.
+func (h *Hybrid) stretchHorizonLocked(limit Limit) {
+	t := limit.tier()
+	if t.Algorithm.Bucket() {
+		h.horizon = max(h.horizon, timeToFull(t, t.Burst))
+	} else {
+		h.horizon = max(h.horizon, 2*t.Period)
+	}
+}
+
+// longestFill is the longest time to full of any limiter.
+func (h *Hybrid) longestFill() time.Duration {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.horizon
+}
+
+// Limiters returns the limiters in the order they were made.
+func (h *Hybrid) Limiters() iter.Seq[*Limiter] { return slices.Values(*h.limiters.Load()) }
+
+func (h *Hybrid) limiter(id uint32) *Limiter { return (*h.limiters.Load())[id] }
+
+// domain returns the domain d, starting its loop if it is new.
+func (h *Hybrid) domain(rd remote.Domain) *domain {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	d := h.domains[rd]
+	if d == nil {
+		d = newDomain(h, rd)
+		h.domains[rd] = d
+		if !h.closed.Load() {
+			h.loops.Go(d.run)
+		}
+	}
+	return d
+}
+
+// followTopology keeps the map of a Cluster or Ring: at the start, now and then, when a server was given up and more often
+// while one is: another may have taken over. Until it is known nothing is sent, since a key's message carries what its own
+// server's heartbeat said.
+func (h *Hybrid) followTopology() {
+	const every, whileAway = 5 * time.Second, time.Second
+	t := time.NewTimer(0)
+	defer t.Stop()
+	for {
+		select {
+		case <-h.stop:
+			return
+		case <-h.lost:
+		case <-t.C:
+		}
+		wait := every
+		switch err := h.refresh(); {
+		case err != nil && !h.resolved.Load():
+			wait = h.cfg.remoteTimeout
+		case h.unsettled():
+			wait = max(h.cfg.remoteTimeout, whileAway/10)
+		case slices.ContainsFunc(h.allDomains(), (*domain).isAway):
+			wait = whileAway
+		}
+		t.Reset(wait)
+	}
+}
+
+// refresh reads the topology. While it has never been known, a failure counts against Redis as a whole, and callers are
+// decided for locally once the breaker of the first domain opens.
+func (h *Hybrid) refresh() error {
+	ctx, cancel := context.WithTimeout(context.Background(), h.cfg.remoteTimeout)
+	defer cancel()
+	if h.resolved.Load() {
+		err := h.client.Refresh(ctx)
+		h.joinDomains()
+		return err
+	}
+	d := h.domain(remote.Domain{})
+	done, err := d.breaker.Begin()
+	if err != nil {
+		return err
+	}
+	err = h.client.Refresh(ctx)
+	if breaker.Classify(err) == breaker.Ours {
+		// A server that will not tell (an ACL, no cluster) is no failure of Redis, but there is no going on without the map.
+		done(errors.New("tierlimit: the topology was refused: " + err.Error()))
+	} else {
+		done(err)
+	}
+	if err == nil {
+		h.joinDomains()
+		h.resolved.Store(true)
+		for _, d := range h.allDomains() {
+			d.rehome()
+			d.wakeUp()
+		}
+	}
+	d.wakeUp()
+	return err
+}
+
+// joinDomains joins the fleet on every server, also where this instance has no key yet: when that server dies, whoever was not
+// heard there would count itself alone, and the others would not count it.
+func (h *Hybrid) joinDomains() {
+	homes := *h.homes.Load()
+	for g := range homes {
+		now := h.client.Domain(uint8(g))
+		d := h.domain(now)
+		// A server that takes over others' groups may get another name, perhaps that of one that is out of reach. Its own keys go on under the
+		// old name, which all instances keep alive there, until the new one answers.
+		old := remote.Domain{Tag: homes[g]}
+		if old != now {
+			d.inherit(h.domain(old))
+		}
+		if state, _ := d.state(h.now()); old != now && h.resolved.Load() && state != StateOnline && h.client.Domain(old.Tag) == now {
+			continue
+		}
+		homes[g] = now.Tag
+	}
+	h.homes.Store(&homes)
+}
+
+// unsettled reports whether keys go on under an old name.
+func (h *Hybrid) unsettled() bool {
+	for g, tag := range h.homes.Load() {
+		if h.client.Domain(uint8(g)).Tag != tag {
+			return true
+		}
+	}
+	return false
+}
+
+func (h *Hybrid) allDomains() []*domain {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Collect(maps.Values(h.domains))
+}
+
+// ForceLocal takes this instance out of the fleet by hand, before maintenance of Redis, and back. It leaves as an
+// outage does: leases in hand are spent, then comes the silence of Bound, then the outage share.
+func (h *Hybrid) ForceLocal(on bool) {
+	if h.forced.Swap(on) == on {
+		return
+	}
+	for _, d := range h.allDomains() {
+		d.force(on)
+	}
+}
+
+// Flush settles and returns everything that is idle, now: all unspent tokens go back to Redis. It returns when that
+// is done. With a Redis that does not answer it gives up after one timeout and returns nil: the tokens return by themselves when
+// their leases end. Errors: ctx's, wrapped, and ErrClosed.
+func (h *Hybrid) Flush(ctx context.Context) error {
+	ctx = orBackground(ctx)
+	if h.closed.Load() {
+		return ErrClosed
+	}
+	return h.flush(ctx)
+}
+
+func (h *Hybrid) flush(ctx context.Context) error {
+	if h.client == nil {
+		return nil
+	}
+	type flushed struct {
+		d       *domain
+		c       *local.Cell
+		landing int64
+	}
+	var all []flushed
+	h.table.Each(func(c *local.Cell) {
+		c.Mu.Lock()
+		defer c.Mu.Unlock()
+		if c.Slot != 0 || c.Refund != 0 || c.ChargeCold > 0 || c.InFlight { // which may bring a lease
+			d := h.domainOf(c)
+			c.Return = true
+			d.enqueueLocked(c)
+			all = append(all, flushed{d, c, nextLanding(c)})
+		}
+	})
+	for _, f := range all {
+		if err := f.d.landed(ctx, f.c, f.landing); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Close returns unspent tokens to Redis, leaves the fleet and stops the background loops; none is left running when
+// it returns. Checks that wait are answered with ErrClosed. It does not close the Redis client. A second call waits
+// for the first and returns nil. The error says that ctx ended, or that Redis could not be told: then the tokens
+// return by themselves when their leases end.
+func (h *Hybrid) Close(ctx context.Context) error {
+	ctx = orBackground(ctx)
+	var err error
+	h.closing.Do(func() {
+		h.mu.Lock()
+		h.closed.Store(true)
+		h.mu.Unlock()
+		err = h.flush(ctx)
+		for _, d := range h.allDomains() {
+			err = errors.Join(err, d.drain(ctx), d.leave(ctx))
+		}
+		close(h.stop)
+		h.loops.Wait()
+		h.table.Each(func(c *local.Cell) {
+			c.Mu.Lock()
+			defer c.Mu.Unlock()
+			answer(c, local.Outcome{Closed: true})
+		})
+	})
+	return err
+}
+
+// Stats is a snapshot of a Hybrid.
+type Stats struct {
+	Keys       int    // keys in the local cache
+	Leased     int64  // tokens in hand, as of each key's last exchange
+	Exchanges  int64  // script calls sent to settle keys
+	Asked      int64  // keys settled by them
+	Heartbeats int64  // script calls sent for membership
+	Failures   int64  // script calls that failed or were not answered
+	State      State  // of the worst part of Redis: one master of a Cluster may be away alone; online without Redis
+	Breaker    string // "closed", "open" or "half-open", of the worst part of those in that state
+	Instances  int    // members of the fleet, this instance included, on the server that knows most
+	Missing    int    // members not heard lately, at worst: what may be their shares is kept aside, which can be all there is
+	Rank       int    // this instance's place among them, the last if servers differ; -1 when it is none
+}
+
+// Stats returns a snapshot, from counters: a lock per shard and per Redis server.
+func (h *Hybrid) Stats() Stats {
+	s := Stats{
+		Keys:       h.table.Len(),
+		Leased:     h.leased.Load(),
+		Exchanges:  h.exchanges.Load(),
+		Asked:      h.asked.Load(),
+		Heartbeats: h.heartbeats.Load(),
+		Failures:   h.failures.Load(),
+		State:      StateOnline,
+	}
+	// The domains come in no order, and the answer must not depend on it.
+	now, circuit, most := h.now(), breaker.Closed, -1
+	for _, d := range h.allDomains() {
+		state, view := d.state(now)
+		b := d.breaker.State()
+		if state.worse(s.State) || state == s.State && b > circuit { // closed, half-open, open
+			s.State, circuit = state, b
+		}
+		if view.N > most || view.N == most && view.Rank > s.Rank {
+			most, s.Rank = view.N, view.Rank
+		}
+		s.Missing = max(s.Missing, int(view.Darkness.Missing))
+	}
+	s.Breaker, s.Instances = circuit.String(), max(1, most)
+	return s
+}
+
+// evict gives up a cell, under its shard's lock. What it holds is handed to the loop, which settles it like any
+// other; the table only forgets it.
+func (h *Hybrid) evict(c *local.Cell) bool {
+	if !c.Mu.TryLock() {
+		return false
+	}
+	defer c.Mu.Unlock()
+	if len(c.Waiters) > 0 || c.InFlight || c.Queued {
+		return false
+	}
+	c.Dead = true
+	h.leased.Add(-c.Counted)
+	c.Counted = 0
+	if c.Share != nil || c.BackReady {
+		h.shareEvicted.Store(h.now())
+	}
+	if h.client == nil {
+		return true
+	}
+	h.forgetBack(c)
+	if c.Slot != 0 && (c.Tokens() > 0 || c.Base != c.Tokens()) || c.Refund != 0 || c.ChargeCold > 0 {
+		c.Return = true
+		h.domainOf(c).enqueueLocked(c)
+	}
+	return true
+}
+
+// forgetBack takes in that c, which may have handed over what its share admitted, is given up. Caller holds c.Mu.
+func (h *Hybrid) forgetBack(c *local.Cell) {
+	for {
+		last := h.backEvicted.Load()
+		if c.BackSent() <= last || h.backEvicted.CompareAndSwap(last, c.BackSent()) {
+			return
+		}
+	}
+}
+
+// answer tells every waiter of c the same. Caller holds c.Mu.
+func answer(c *local.Cell, o local.Outcome) {
+	for _, w := range c.Waiters {
+		w.Done <- o
+	}
+	c.Waiters = nil
+}

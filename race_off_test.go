@@ -1,0 +1,5 @@
+//go:build !race
+
+package tierlimit
+
+const raceEnabled = false

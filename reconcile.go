@@ -1,0 +1,365 @@
+package tierlimit
+
+import (
+	"context"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/tierlimit/tierlimit/breaker"
+	"github.com/tierlimit/tierlimit/tier"
+	"github.com/tierlimit/tierlimit/tier/local"
+	"github.com/tierlimit/tierlimit/tier/remote"
+)
+
+// An exchanger is the way to Redis: a remote.Client, or a test's hostile network. Its calls return when their context is
+// done and are never sent twice.
+type exchanger interface {
+	Exchange(ctx context.Context, alg tier.Algorithm, fence int64, dark tier.Darkness, asks []tier.Ask) (remote.Reply, error)
+	Heartbeat(ctx context.Context, domain remote.Domain, b remote.Beat) (remote.View, error)
+	Grouped() bool
+	Domain(group uint8) remote.Domain
+	Refresh(ctx context.Context) error
+}
+
+// A domain is what fails together: one Redis, or one master of a Cluster. It has its own loop, which gathers the cells
+// that are to be settled and sends them in batches; its own breaker; and its own membership.
+//
+// Lock order: a shard of the table, a cell, a domain, the Hybrid. No lock is held over a call, a wait or a callback.
+type domain struct {
+	h       *Hybrid
+	tag     remote.Domain
+	breaker *breaker.Breaker
+	wake    chan struct{}
+	flying  sync.WaitGroup // calls on their way
+	outage  atomic.Int64   // membership.outage while away, 0 otherwise
+
+	mu       sync.Mutex
+	ready    map[batch][]*local.Cell // cells to be settled, first come, first served
+	queued   int
+	boarding map[batch]int // flights that have yet to take their cells
+	flights  int           // calls on their way, or whose answers are being taken in
+	rtt      float64       // smoothed round trip of an exchange, ns
+	rttWorst float64       // a slowly falling maximum of it
+	rttBest  float64       // a slowly rising minimum of it: the way without the queues
+	wheel    wheel
+	m        membership
+	reported State
+	stopped  bool     // no more calls begin
+	calls    []func() // to be called by the loop without a lock
+}
+
+// batch is what may share a script call: one algorithm, and in a Cluster or Ring one slot group.
+type batch struct {
+	algorithm tier.Algorithm
+	group     uint8
+}
+
+// maxFlights bounds the exchanges on their way at once. One is best while Redis is near: what comes meanwhile joins the
+// next. The farther it is, the more are needed to keep it busy.
+const maxFlights = 16
+
+const flightsPerRTT = 150 * time.Microsecond
+
+// maxCosts bounds the runs of equal costs in one key's message, so that one key cannot make a call long.
+const maxCosts = 64
+
+func newDomain(h *Hybrid, tag remote.Domain) *domain {
+	d := &domain{h: h, tag: tag, wake: make(chan struct{}, 1), ready: map[batch][]*local.Cell{}, boarding: map[batch]int{}, reported: StateConnecting}
+	d.wheel.tick = h.now() / wheelTick
+	// The loop takes a change in: this may be called with d.mu held, by the loop's own Begin.
+	b, err := breaker.New(h.cfg.breaker, func(_, _ breaker.State) { d.wakeUp() })
+	if err != nil {
+		panic(err) // config.faults has checked the settings
+	}
+	d.breaker = b
+	return d
+}
+
+func (d *domain) wakeUp() {
+	select {
+	case d.wake <- struct{}{}:
+	default:
+	}
+}
+
+// later lets the loop call f without a lock held. Caller holds d.mu.
+func (d *domain) later(f func()) { d.calls = append(d.calls, f) }
+
+// run is the loop: it sends what is pending, looks at the cells that are due, and beats.
+func (d *domain) run() {
+	t := time.NewTimer(0)
+	defer t.Stop()
+	var due []*local.Cell
+	for {
+		select {
+		case <-d.h.stop:
+			d.mu.Lock()
+			d.stopped = true
+			d.mu.Unlock()
+			d.flying.Wait()
+			d.runCalls()
+			return
+		case <-d.wake:
+		case <-t.C:
+		}
+		now := d.h.now()
+		d.mu.Lock()
+		due = d.wheel.pop(now, due[:0])
+		d.mu.Unlock()
+		for i, c := range due {
+			c.Mu.Lock()
+			d.visitLocked(c, now)
+			c.Mu.Unlock()
+			due[i] = nil
+		}
+		d.mu.Lock()
+		if d.down() { // forced, perhaps, before there was this domain
+			d.m.shaky = true
+			d.awayLocked(now)
+		}
+		d.beatLocked(now)
+		d.dispatchLocked(now)
+		d.reportStateLocked(now) // a silence ends by itself
+		next := now + int64(d.h.cfg.heartbeat)
+		if !d.m.beating && !d.h.forced.Load() && d.h.resolved.Load() {
+			next = min(next, d.m.due)
+		}
+		if at, ok := d.wheel.next(); ok {
+			next = min(next, at)
+		}
+		d.mu.Unlock()
+		d.runCalls()
+		t.Reset(time.Duration(max(next-d.h.now(), int64(100*time.Microsecond))))
+	}
+}
+
+func (d *domain) runCalls() {
+	d.mu.Lock()
+	calls := d.calls
+	d.calls = nil
+	d.mu.Unlock()
+	for _, f := range calls {
+		f()
+	}
+}
+
+// note takes the hint of a warm check that a lease runs low.
+func (h *Hybrid) note(c *local.Cell) {
+	if !c.Mu.TryLock() {
+		c.Renote() // whoever holds it settles the cell, or the next check notes again
+		return
+	}
+	defer c.Mu.Unlock()
+	switch d := h.domainOf(c); {
+	case c.Dead:
+	case h.now() < c.Pause:
+		d.scheduleLocked(c, c.Pause)
+	default:
+		d.enqueueLocked(c)
+	}
+}
+
+// enqueueLocked lets the loop settle c. Caller holds c.Mu.
+func (d *domain) enqueueLocked(c *local.Cell) {
+	if c.Queued || c.InFlight {
+		return // what comes during a flight is looked at when it lands
+	}
+	l := d.h.limiter(c.Owner)
+	b := batch{algorithm: l.policy.Load().tier.Algorithm}
+	if d.h.client.Grouped() {
+		_, b.group = remote.KeyName(d.h.cfg.prefix, l.name, c.Key)
+	}
+	d.mu.Lock()
+	if d.m.away != 0 {
+		d.mu.Unlock()
+		// Nothing is sent during an outage. Whoever waits is answered here; what is to be reported waits in the cell.
+		giveUpLocked(c)
+		return
+	}
+	c.Queued = true
+	d.ready[b] = append(d.ready[b], c)
+	d.queued++
+	// Where others wait too, the loop lets one of them have the room: who has just landed would take it again and again.
+	begun := len(d.ready) == 1 && d.flights < d.roomLocked() && d.freshLocked(d.h.now()) && d.flyLocked(b)
+	d.mu.Unlock()
+	if !begun {
+		d.wakeUp()
+	}
+}
+
+// scheduleLocked lets the loop look at c at due. Caller holds c.Mu.
+func (d *domain) scheduleLocked(c *local.Cell, due int64) {
+	d.mu.Lock()
+	c.Due = d.wheel.add(c, due)
+	d.mu.Unlock()
+	if due-d.h.now() < int64(d.h.cfg.syncInterval) {
+		d.wakeUp()
+	}
+}
+
+// visitLocked looks at a cell that is due: what was spent is reported, what lies idle goes back, an exhausted window
+// that is asked for is polled. Caller holds c.Mu.
+func (d *domain) visitLocked(c *local.Cell, now int64) {
+	if c.Due == 0 || c.Due > now || c.Dead || c.Queued || c.InFlight {
+		return
+	}
+	c.Due = 0
+	d = d.h.domainOf(c) // its key may live elsewhere by now
+	have := c.Tokens()
+	if c.Refund != 0 || c.ChargeCold > 0 {
+		d.enqueueLocked(c)
+		return
+	}
+	if c.Slot == 0 || have == 0 && c.Base == 0 {
+		if c.DeniedUntil() > now && c.DeniedDemand() > 0 {
+			d.enqueueLocked(c)
+		} else if c.DeniedUntil() > now && c.Out > 0 {
+			d.scheduleLocked(c, now+pollMax)
+		}
+		return
+	}
+	idle := have == c.Base
+	switch {
+	case idle && now < c.Settled+c.Horizon && now < c.Deadline():
+		d.scheduleLocked(c, min(c.Settled+c.Horizon, c.Deadline()))
+	case idle || now >= c.Deadline():
+		c.Return = true
+		d.enqueueLocked(c)
+	default:
+		d.enqueueLocked(c)
+	}
+}
+
+// countLocked keeps the sum of tokens in hand. Caller holds c.Mu.
+func (d *domain) countLocked(c *local.Cell) {
+	have := c.Tokens()
+	if c.Dead {
+		have = 0
+	}
+	d.h.leased.Add(have - c.Counted)
+	c.Counted = have
+}
+
+const (
+	pollMin = int64(20 * time.Millisecond)
+	pollMax = int64(time.Second)
+)
+
+// retireLocked takes a lease out of use at once and sends it back. Caller holds c.Mu.
+func (d *domain) retireLocked(c *local.Cell) {
+	c.Retired += c.Clear()
+	d.enqueueLocked(c)
+}
+
+// dispatchLocked sends what is pending while there is room for another flight and the view is fresh.
+func (d *domain) dispatchLocked(now int64) {
+	if d.queued == 0 || d.m.away != 0 || !d.h.resolved.Load() {
+		return
+	}
+	if !d.freshLocked(now) {
+		if !d.m.beating && !d.m.shaky {
+			d.m.due = min(d.m.due, now)
+		}
+		d.beatLocked(now)
+		return
+	}
+	for b := range d.ready {
+		for d.flights < d.roomLocked() && d.flyLocked(b) {
+		}
+	}
+}
+
+// roomLocked is how many flights may be on their way.
+func (d *domain) roomLocked() int {
+	return min(maxFlights, 1+int(d.rttBest/float64(flightsPerRTT)))
+}
+
+// flyLocked begins a flight for what is pending in b, unless those that have yet to take their cells will take all of it.
+func (d *domain) flyLocked(b batch) bool {
+	if d.stopped || !d.h.resolved.Load() || d.boarding[b]*remote.MaxKeys >= len(d.ready[b]) {
+		return false
+	}
+	d.flights++
+	d.boarding[b]++
+	d.flying.Go(func() {
+		// Who is about to ask comes along: those above all who were answered by the flight before.
+		runtime.Gosched()
+		if f := d.board(b); f != nil {
+			f.fly()
+		}
+	})
+	return true
+}
+
+// board returns a flight with cells of b, nil if there are none or nothing may be sent any more.
+func (d *domain) board(b batch) *flight {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.boarding[b]--; d.boarding[b] == 0 {
+		delete(d.boarding, b)
+	}
+	now := d.h.now()
+	cells := d.ready[b]
+	if len(cells) == 0 || d.m.away != 0 || !d.freshLocked(now) {
+		d.flights--
+		d.wakeUp()
+		return nil
+	}
+	n := min(len(cells), remote.MaxKeys)
+	f := &flight{d: d, batch: b, cells: cells[:n:n]}
+	d.ready[b] = cells[n:]
+	if len(cells) == n {
+		delete(d.ready, b)
+	}
+	d.queued -= n
+	f.fence = min(d.m.clock.fence(now, d.h.cfg.remoteTimeout), d.m.view.Now+shrink(int64(d.h.viewFor()))/1000)
+	f.dark = d.m.view.Darkness
+	f.rtt, f.rttWorst = d.rtt, d.rttWorst
+	f.wentAway = d.m.wentAway
+	if d.m.backIn == f.dark.Episode {
+		f.back = d.m.back
+	}
+	f.clock = d.m.clock
+	return f
+}
+
+// giveUpLocked answers the callers that wait for c. A refund is not kept: it would be credited later than it was given.
+// Caller holds c.Mu.
+func giveUpLocked(c *local.Cell) {
+	if c.Refund > 0 {
+		c.Refund = 0
+	}
+	answer(c, local.Outcome{Down: true})
+}
+
+// giveUp answers the callers of cells that will not be sent.
+func (d *domain) giveUp(cells []*local.Cell) {
+	for _, c := range cells {
+		c.Mu.Lock()
+		c.Queued = false
+		giveUpLocked(c)
+		c.Mu.Unlock()
+	}
+}
+
+// drain waits until nothing is pending or on its way, Redis is given up, or ctx ends.
+func (d *domain) drain(ctx context.Context) error {
+	return d.await(ctx, func() bool { return d.m.away != 0 || d.queued+d.flights == 0 })
+}
+
+// await waits until done, which is asked with d.mu held, or ctx ends.
+func (d *domain) await(ctx context.Context, done func() bool) error {
+	for {
+		d.mu.Lock()
+		ok := done()
+		d.mu.Unlock()
+		if ok {
+			return nil
+		}
+		if err := pause(ctx, nil, time.Millisecond); err != nil {
+			return err
+		}
+	}
+}

@@ -1,0 +1,66 @@
+package tierlimit
+
+import (
+	"math"
+	"time"
+
+	"github.com/tierlimit/tierlimit/tier/local"
+)
+
+// rateOf is the demand for c in tokens per nanosecond: an average over about a sync interval that counts what was spent,
+// waited for and refused. When demand begins it is one over as long as that lasts: the leases of a key that becomes hot all at once are
+// sized too small else, and reported too late.
+func rateOf(c *local.Cell, demand, now int64, sync time.Duration) float64 {
+	dt, over := float64(sync), float64(sync)
+	if c.Settled != 0 {
+		dt = float64(max(now-c.Settled, int64(time.Microsecond)))
+		over = min(over, max(over/5, float64(now-c.Busy)))
+	}
+	return c.Rate + (float64(demand)/dt-c.Rate)*(1-math.Exp(-dt/over))
+}
+
+// horizon is how long a lease is meant to last: as long as WithLeaseTTL while the remaining tokens are plentiful, so that
+// moderately busy keys are absorbed too, and down to the sync interval as they run out.
+func (f *flight) horizon(p *policy, c *local.Cell, rate float64) int64 {
+	sync := min(int64(f.d.h.cfg.syncInterval), p.horizon)
+	fleet := rate * float64(max(1, c.Active))
+	if c.Active == 0 || fleet <= 0 {
+		return sync
+	}
+	// Others may be hot where this instance is not: as far as the capacity is gone, it is used up at the limit's own pace.
+	remaining := float64(c.Remaining())
+	fleet = max(fleet, p.perNS*(1-remaining/float64(p.capacity)))
+	h := min(remaining/(2*fleet), float64(p.horizon))
+	if p.tier.Algorithm.Bucket() && fleet > p.perNS {
+		// A bucket mints nothing for tokens that are out and not reported. That matters where all of it is wanted: then no
+		// more than a hundredth of the capacity is to be lost until the first report.
+		h = min(h, float64(p.capacity)/p.perNS/100)
+	}
+	return int64(max(float64(sync), h))
+}
+
+// want is how many tokens to ask for as a lease: what the demand will use within the horizon and the round trip after it,
+// less what is carried, up to the local share.
+func (f *flight) want(c *local.Cell, p *policy, rate float64, carry int64) int64 {
+	if !p.leased {
+		return 0
+	}
+	sync := int64(f.d.h.cfg.syncInterval)
+	h := f.horizon(p, c, rate)
+	if h <= sync && rate*float64(sync) < 1 {
+		return 0 // call by call
+	}
+	m := rate * f.rttWorst
+	need := math.Ceil(rate*float64(h)*1.1 + m + 3*math.Sqrt(m))
+	return max(0, min(int64(min(need, math.MaxInt32)), p.maxLease)-carry)
+}
+
+// pause is how long a key is left alone after a grant shorter than asked. It decides how many calls a saturated key costs:
+// without it nearly every check becomes a call, since tokens trickle in one by one.
+func (f *flight) pause(p *policy, active int64) int64 {
+	if float64(p.capacity) < 50*p.perNS*f.rtt {
+		return 0 // so small a bucket has to be asked call by call
+	}
+	fair := 10 * float64(active) / p.perNS
+	return int64(max(2*f.rtt, min(fair, float64(p.pauseCap))))
+}

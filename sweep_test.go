@@ -1,0 +1,169 @@
+package tierlimit
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/tierlimit/tierlimit/internal/model"
+	"github.com/tierlimit/tierlimit/tier/local"
+)
+
+// A Hybrid without Redis that lets go of idle keys decides as one that remembers all.
+func TestSweepForgetsNothing(t *testing.T) {
+	for _, limit := range five(10, time.Second) {
+		t.Run(limit.Algorithm.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h, err := NewLocal(WithShards(1))
+				if err != nil {
+					t.Fatal(err)
+				}
+				l, err := h.Limiter("l", limit)
+				if err != nil {
+					t.Fatal(err)
+				}
+				all := map[string]local.State{}
+				r := rand.New(rand.NewPCG(1, uint64(limit.Algorithm)))
+				swept := 0
+				for i := range 20_000 {
+					time.Sleep(time.Duration(r.IntN(40)) * time.Millisecond)
+					key, n := fmt.Sprint(r.IntN(40)), 1+r.Int64N(6)
+					at := h.wall(h.now())
+					s := all[key]
+					if s == nil {
+						s = local.New(limit.tier(), at, true)
+						all[key] = s
+					}
+					want := s.Take(at, limit.tier(), n)
+					got, err := l.AllowN(context.Background(), key, n)
+					if err != nil || got.Allowed != want.Allowed || got.Remaining != want.Remaining {
+						t.Fatalf("call %d: %v %v, want %+v", i, got, err, want)
+					}
+					if i%10 == 0 {
+						before := h.table.Len()
+						h.table.Sweep(100, h.idle)
+						swept += before - h.table.Len()
+					}
+				}
+				if swept < 100 {
+					t.Errorf("%d cells were let go of: too few to say anything", swept)
+				}
+			})
+		})
+	}
+}
+
+// Keys that are full and idle leave the cache by themselves, with Redis by the loop, without it as others come.
+func TestIdleKeysAreLetGo(t *testing.T) {
+	const keys = 5000
+	for _, limit := range five(1000, time.Second) {
+		t.Run(limit.Algorithm.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := newDirected(t, 1, limit, model.Variant{})
+				defer d.close()
+				ctx := t.Context()
+				for i := range keys {
+					if _, err := d.ls[0].Allow(ctx, fmt.Sprint(i)); err != nil {
+						t.Fatal(err)
+					}
+				}
+				table := d.hs[0].table
+				if n := table.Len(); n < keys*9/10 {
+					t.Fatalf("%d cells of %d keys", n, keys)
+				}
+				time.Sleep(3 * sweepRound)
+				if n := table.Len(); n != 0 {
+					t.Errorf("%d cells are left", n)
+				}
+				if n := d.spend(0, 1); n != 1 {
+					t.Error("a key that was let go of is not asked anew")
+				}
+			})
+			synctest.Test(t, func(t *testing.T) {
+				h, err := NewLocal()
+				if err != nil {
+					t.Fatal(err)
+				}
+				l, err := h.Limiter("l", limit)
+				if err != nil {
+					t.Fatal(err)
+				}
+				most := 0
+				for i := range 20 * keys {
+					if _, err := l.Allow(t.Context(), fmt.Sprint(i)); err != nil {
+						t.Fatal(err)
+					}
+					time.Sleep(10 * time.Millisecond) // a hundred keys are in use at a time
+					most = max(most, h.table.Len())
+				}
+				if most > 1000 {
+					t.Errorf("%d cells of a few hundred keys in use", most)
+				}
+			})
+		})
+	}
+}
+
+// What a cell holds or has to tell keeps it.
+func TestWhatKeepsACell(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDirected(t, 1, FixedWindow(100, time.Hour), model.Variant{})
+		defer d.close()
+		d.spend(0, 1)
+		c := d.cell(0)
+		time.Sleep(2 * sweepRound)
+		if d.cell(0) != c {
+			t.Fatal("a key whose window is not over was forgotten: Redis may forget it too")
+		}
+		h := d.hs[0]
+		c.Mu.Lock()
+		known := c.Known
+		c.Known = 0
+		c.Mu.Unlock()
+		if c.Mu.Lock(); h.idle(c) {
+			t.Error("given up while somebody holds it")
+		}
+		c.Mu.Unlock()
+		for name, f := range map[string]func(*local.Cell, bool){
+			"queued":  func(c *local.Cell, on bool) { c.Queued = on },
+			"waiters": func(c *local.Cell, on bool) { c.Waiters = map[bool][]*local.Waiter{true: {{}}}[on] },
+			"lease":   func(c *local.Cell, on bool) { c.Slot, c.Base = one(on), one(on) },
+			"known":   func(c *local.Cell, on bool) { c.Known = one(on) * known },
+			"denial":  func(c *local.Cell, on bool) { c.Deny(1, one(on)*known) },
+			"share": func(c *local.Cell, on bool) {
+				c.Share = map[bool]local.State{true: local.New(d.ls[0].Limit().tier(), local.At(1), true)}[on]
+			},
+			"told":     func(c *local.Cell, on bool) { c.Outage().BackSent = one(on) },
+			"refund":   func(c *local.Cell, on bool) { c.Refund = one(on) },
+			"charge":   func(c *local.Cell, on bool) { c.ChargeCold = one(on) },
+			"returned": func(c *local.Cell, on bool) { c.Retired = one(on) },
+		} {
+			c.Mu.Lock()
+			f(c, true)
+			c.Mu.Unlock()
+			if h.idle(c) {
+				t.Errorf("%s does not keep a cell", name)
+			}
+			c.Mu.Lock()
+			c.Dead = false
+			f(c, false)
+			c.Mu.Unlock()
+		}
+		if !h.idle(c) {
+			t.Error("kept for nothing")
+		}
+		c.Mu.Lock()
+		c.Dead = false
+		c.Mu.Unlock()
+	})
+}
+
+func one(on bool) int64 {
+	if on {
+		return 1
+	}
+	return 0
+}
