@@ -179,7 +179,7 @@ func (f *flight) packLocked(c *local.Cell, now int64) {
 		packNeed(&e, &a)
 		e.poll = len(e.waiters) == 0 && c.DeniedUntil() > now
 		if first := c.Settled == 0 && len(e.waiters) < 2; !c.Dead && !first && !l.h.closed.Load() && (!give || len(e.waiters) > 0 || e.poll) {
-			a.Want = f.want(c, p, rateOf(c, e.demand, now, l.h.cfg.syncInterval), a.Carry)
+			a.Want = f.want(c, p, rateOf(c, e.demand, now, l.h.cfg.syncInterval), a.Carry, now)
 		}
 	}
 	f.d.countLocked(c)
@@ -556,7 +556,7 @@ func (f *flight) scheduleNext(c *local.Cell, p *policy, exhausted bool, deadline
 		if c.Rate > 0 {
 			idle = max(idle, min(int64(2/c.Rate), p.horizon))
 		}
-		c.Horizon = max(idle, f.horizon(p, c, c.Rate))
+		c.Horizon = max(idle, f.horizon(p, c, c.Rate, received))
 		f.d.scheduleLocked(c, received+min(c.Horizon, (deadline-received)*8/10))
 	case exhausted && c.Out > 0 && c.DeniedUntil() > received:
 		c.Backoff = min(max(pollMin, 2*c.Backoff), pollMax)

@@ -1357,6 +1357,7 @@ func parts(t *testing.T, limit Limit, opts ...Option) (*flight, *policy) {
 
 func TestHorizonAndWant(t *testing.T) {
 	f, p := parts(t, TokenBucket(5000, time.Hour)) // share 500
+	const later = int64(time.Minute)               // after demand began
 	const second = float64(time.Second)
 	report := func(remaining int64) *local.Cell {
 		c := &local.Cell{}
@@ -1382,28 +1383,42 @@ func TestHorizonAndWant(t *testing.T) {
 		{"an absurd rate", 5000, 1e30, 0, 50 * time.Millisecond, 500, 500},
 	} {
 		c := report(tc.remaining)
-		h := f.horizon(p, c, tc.rate)
+		h := f.horizon(p, c, tc.rate, later)
 		if d := time.Duration(h) - tc.horizon; d < -time.Millisecond || d > time.Millisecond {
 			t.Errorf("%s: horizon %v, want %v", tc.name, time.Duration(h), tc.horizon)
 		}
-		if got := f.want(c, p, tc.rate, tc.carry); got < tc.low || got > tc.high {
+		if got := f.want(c, p, tc.rate, tc.carry, later); got < tc.low || got > tc.high {
 			t.Errorf("%s: want %d, should be %d to %d", tc.name, got, tc.low, tc.high)
 		}
 	}
 	// More instances on the key make what remains scarcer.
 	c := report(100)
-	alone := f.horizon(p, c, 40/second)
+	alone := f.horizon(p, c, 40/second, later)
 	c.Active = 8
-	if eight := f.horizon(p, c, 40/second); eight >= alone {
+	if eight := f.horizon(p, c, 40/second, later); eight >= alone {
 		t.Errorf("horizon of one %d, of eight %d", alone, eight)
+	}
+	// A bucket that is full makes nothing. While demand has just begun, its first leases are over before that costs more than a hundredth of
+	// it, and those after them before it is full again.
+	if f, p := parts(t, TokenBucket(1000, time.Second)); true {
+		for _, tc := range []struct {
+			remaining, out int64
+			horizon        time.Duration
+		}{{960, 40, 10 * time.Millisecond}, {940, 30, 30 * time.Millisecond}, {100, 100, 50 * time.Millisecond}} {
+			c := report(tc.remaining)
+			c.Out, c.Busy, c.Settled = tc.out, later-int64(20*time.Millisecond), later
+			if h := time.Duration(f.horizon(p, c, 100/second, later)); h != tc.horizon {
+				t.Errorf("just begun, %d remain and %d are out: horizon %v, want %v", tc.remaining, tc.out, h, tc.horizon)
+			}
+		}
 	}
 	// A limit that cannot be split is not leased.
 	for _, l := range []Limit{TokenBucket(5, time.Second), FixedWindow(1000, 50*time.Millisecond), TokenBucket(0, time.Second)} {
-		if f, p := parts(t, l); p.leased || f.want(report(1000), p, 1, 0) != 0 {
+		if f, p := parts(t, l); p.leased || f.want(report(1000), p, 1, 0, later) != 0 {
 			t.Errorf("%v is leased", l)
 		}
 	}
-	if f, p := parts(t, TokenBucket(1000, time.Second), WithLocalShare(0)); p.leased || f.want(report(1000), p, 1, 0) != 0 {
+	if f, p := parts(t, TokenBucket(1000, time.Second), WithLocalShare(0)); p.leased || f.want(report(1000), p, 1, 0, later) != 0 {
 		t.Error("a local share of 0 is leased")
 	}
 }

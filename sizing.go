@@ -21,7 +21,7 @@ func rateOf(c *local.Cell, demand, now int64, sync time.Duration) float64 {
 
 // horizon is how long a lease is meant to last: as long as WithLeaseTTL while the remaining tokens are plentiful, so that
 // moderately busy keys are absorbed too, and down to the sync interval as they run out.
-func (f *flight) horizon(p *policy, c *local.Cell, rate float64) int64 {
+func (f *flight) horizon(p *policy, c *local.Cell, rate float64, now int64) int64 {
 	sync := min(int64(f.d.h.cfg.syncInterval), p.horizon)
 	fleet := rate * float64(max(1, c.Active))
 	if c.Active == 0 || fleet <= 0 {
@@ -31,22 +31,28 @@ func (f *flight) horizon(p *policy, c *local.Cell, rate float64) int64 {
 	remaining := float64(c.Remaining())
 	fleet = max(fleet, p.perNS*(1-remaining/float64(p.capacity)))
 	h := min(remaining/(2*fleet), float64(p.horizon))
-	if p.tier.Algorithm.Bucket() && fleet > p.perNS {
-		// A bucket mints nothing for tokens that are out and not reported. That matters where all of it is wanted: then no
-		// more than a hundredth of the capacity is to be lost until the first report.
-		h = min(h, float64(p.capacity)/p.perNS/100)
+	// A bucket mints nothing for tokens that are out and not reported. That matters where all of it is wanted.
+	begun := c.Settled == 0 || now-c.Busy < sync
+	if p.tier.Algorithm.Bucket() && p.perNS > 0 && (begun || fleet > p.perNS) {
+		least := float64(p.capacity) / p.perNS / 100 // what may be lost until the first report
+		h = min(h, least)
+		if begun {
+			// The rate is still a guess: what is out is reported before the bucket can be full again.
+			full := float64(p.capacity-c.Remaining()-c.Out) / p.perNS
+			sync = int64(min(float64(sync), max(full, least)))
+		}
 	}
 	return int64(max(float64(sync), h))
 }
 
 // want is how many tokens to ask for as a lease: what the demand will use within the horizon and the round trip after it,
 // less what is carried, up to the local share.
-func (f *flight) want(c *local.Cell, p *policy, rate float64, carry int64) int64 {
+func (f *flight) want(c *local.Cell, p *policy, rate float64, carry, now int64) int64 {
 	if !p.leased {
 		return 0
 	}
 	sync := int64(f.d.h.cfg.syncInterval)
-	h := f.horizon(p, c, rate)
+	h := f.horizon(p, c, rate, now)
 	if h <= sync && rate*float64(sync) < 1 {
 		return 0 // call by call
 	}

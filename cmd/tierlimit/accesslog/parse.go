@@ -12,7 +12,7 @@ import (
 // An Entry is what one line says of its request.
 type Entry struct {
 	Host   string    // the client as logged: an address, or a name where the server looks names up
-	Time   time.Time // when the request was received, to the second
+	Time   time.Time // when the request was received: to the second, or finer if the log is
 	Method string    // "" if the request line could not be read
 	Path   string    // without query and fragment; the whole request line if that could not be read
 	Status int       // 100 to 999

@@ -119,6 +119,7 @@ func TestReadReportsTheReadersError(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	f.Add(good)
 	f.Add(good + ` "-" "curl/8"`)
+	f.Add(`h - - [17/May/2015:10:05:03.25 +0000] "GET / HTTP/1.1" 200 -`)
 	f.Add(`::1 - a [b [17/May/2015:10:05:03 +0000] "\"" 200 -`)
 	f.Fuzz(func(t *testing.T, line string) {
 		e, err := Parse(line)
@@ -140,7 +141,7 @@ func FuzzParse(f *testing.F) {
 		if e.Method != "" && (e.Path == "" || strings.ContainsAny(e.Method, " ")) {
 			t.Errorf("method %q path %q of %q", e.Method, e.Path, line)
 		}
-		again := e.Host + " - - [" + e.Time.Format(layout) + `] "` + "GET /" + `" 200 -`
+		again := e.Host + " - - [" + e.Time.Format("02/Jan/2006:15:04:05.999999999 -0700") + `] "` + "GET /" + `" 200 -`
 		if b, err := Parse(again); err != nil || b.Host != e.Host || !b.Time.Equal(e.Time) {
 			t.Errorf("%q is read back as %+v, %v", again, b, err)
 		}
