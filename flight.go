@@ -24,6 +24,7 @@ type flight struct {
 	wentAway int64
 
 	rtt, rttWorst float64
+	callers       int // who wait for it
 	entries       []entry
 	asks          []tier.Ask
 	answers       []answered
@@ -65,52 +66,57 @@ type entry struct {
 	poll    bool // sent with a kept denial standing
 }
 
+// fly takes along what the cells have to tell, sends it, and lets land take in the answer.
 func (f *flight) fly() {
 	d := f.d
 	now := d.h.now()
-	waiting := 0
 	for _, c := range f.cells {
 		c.Mu.Lock()
 		c.Queued = false
 		c.InFlight = true
 		f.packLocked(c, now)
-		waiting += len(f.entries[len(f.entries)-1].waiters)
+		f.callers += len(f.entries[len(f.entries)-1].waiters)
 		c.Mu.Unlock()
 	}
 	f.deliver()
-	ctx, cancel := context.WithTimeout(context.Background(), d.h.cfg.remoteTimeout)
-	defer cancel()
 	done, err := d.breaker.Begin()
-	begun := err == nil
-	var reply remote.Reply
 	sent := d.h.now()
-	received := sent
-	if begun {
-		reply, err = d.h.client.Exchange(ctx, f.batch.algorithm, f.fence, f.dark, f.asks)
-		received = d.h.now()
-		done(err)
-		d.h.exchanges.Add(1)
-		d.h.asked.Add(int64(len(f.asks)))
+	if err != nil {
+		f.land(&remote.Reply{}, err, sent, sent, false)
+		return
 	}
+	ctx, cancel := context.WithTimeout(context.Background(), d.h.cfg.remoteTimeout)
+	d.h.client.ExchangeThen(ctx, f.batch.algorithm, f.fence, f.dark, f.asks, func(reply remote.Reply, err error) {
+		received := d.h.now()
+		done(err)
+		cancel()
+		f.land(&reply, err, sent, received, true)
+	})
+}
+
+// land takes in what came of the call, or that none began.
+func (f *flight) land(reply *remote.Reply, err error, sent, received int64, begun bool) {
+	d := f.d
+	defer d.flying.Done()
 	late := err == nil && reply.Late
 	refused := !begun || late || err != nil && remote.NotExecuted(err)
+	if begun {
+		d.h.exchanges.Add(1)
+		d.h.asked.Add(int64(len(f.asks)))
+		if err != nil {
+			d.h.failures.Add(1)
+		}
+	}
 	d.mu.Lock()
 	if err == nil {
 		d.m.clock = d.m.clock.learn(reply.Now, sent, received)
-		rtt := float64(min(received-sent, int64(d.h.cfg.remoteTimeout))) // more is this process's own doing: it was stopped, say
-		if d.rtt == 0 {
-			d.rtt, d.rttWorst, d.rttBest = rtt, rtt, rtt
-		}
-		d.rtt += (rtt - d.rtt) / 8
-		d.rttWorst = max(rtt, d.rttWorst*0.99)
-		d.rttBest = min(rtt, d.rttBest*1.001)
+		d.measureLocked(float64(min(received-sent, int64(d.h.cfg.remoteTimeout)))) // more is this process's own doing: it was stopped, say
 		if late {
 			d.m.due = min(d.m.due, received)
 		}
-	} else if begun {
-		d.h.failures.Add(1)
 	}
 	d.mu.Unlock()
+	d.crowd.leave(f.callers)
 	var again []*local.Cell
 	for i := range f.entries {
 		e := &f.entries[i]
@@ -153,7 +159,7 @@ func (f *flight) fly() {
 		c.Mu.Unlock()
 	}
 	if o := d.h.cfg.observer; o != nil && begun {
-		o.Exchange(ExchangeEvent{Algorithm: Algorithm(f.batch.algorithm), Keys: len(f.asks), Waiters: waiting, Duration: time.Duration(received - sent), Err: err})
+		o.Exchange(ExchangeEvent{Algorithm: Algorithm(f.batch.algorithm), Keys: len(f.asks), Waiters: f.callers, Duration: time.Duration(received - sent), Err: err})
 	}
 }
 

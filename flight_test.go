@@ -155,6 +155,10 @@ type stall struct {
 	next atomic.Int64
 }
 
+func (s *stall) ExchangeThen(ctx context.Context, alg tier.Algorithm, fence int64, dark tier.Darkness, asks []tier.Ask, then func(remote.Reply, error)) {
+	then(s.Exchange(ctx, alg, fence, dark, asks))
+}
+
 func (s *stall) Exchange(ctx context.Context, alg tier.Algorithm, fence int64, dark tier.Darkness, asks []tier.Ask) (remote.Reply, error) {
 	r, err := s.wire.Exchange(ctx, alg, fence, dark, asks)
 	time.Sleep(time.Duration(s.next.Swap(0)))

@@ -239,8 +239,10 @@ func clip(n, capacity int64) int64 { return max(0, min(n, capacity)) }
 
 // lockedCell returns the cell of key with its Mu held, or ErrClosed.
 func (l *Limiter) lockedCell(hash uint64, key string) (*local.Cell, error) {
-	for {
-		c := l.cell(hash, key)
+	for c := l.table.Find(hash, l.id, key); ; c = nil {
+		if c == nil {
+			c = l.cell(hash, key)
+		}
 		c.Mu.Lock()
 		switch {
 		case l.h.closed.Load():
@@ -292,8 +294,7 @@ func (l *Limiter) cold(ctx context.Context, p *policy, hash uint64, key string, 
 	}
 	w := l.h.waiters.Get().(*local.Waiter)
 	w.N, w.Left = n, l.h.now()+int64(l.h.cfg.remoteTimeout)
-	c.Waiters = append(c.Waiters, w)
-	d.enqueueLocked(c)
+	d.joinLocked(c, w)
 	c.Mu.Unlock()
 	return l.await(ctx, d, c, p, w)
 }
@@ -489,8 +490,7 @@ func (l *Limiter) Peek(ctx context.Context, key string) (Result, error) {
 	}
 	w := l.h.waiters.Get().(*local.Waiter)
 	w.N, w.Left = 0, l.h.now()+int64(l.h.cfg.remoteTimeout)
-	c.Waiters = append(c.Waiters, w)
-	d.enqueueLocked(c)
+	d.joinLocked(c, w)
 	c.Mu.Unlock()
 	return l.await(ctx, d, c, p, w)
 }
@@ -543,8 +543,7 @@ func (l *Limiter) Refund(ctx context.Context, key string, n int64) error {
 	// credited before this returns, or not at all.
 	c.Refund = min(c.Refund+n, p.capacity)
 	w := &local.Waiter{Done: make(chan local.Outcome, 1)}
-	c.Waiters = append(c.Waiters, w)
-	d.enqueueLocked(c)
+	d.joinLocked(c, w)
 	c.Mu.Unlock()
 	select {
 	case <-w.Done:

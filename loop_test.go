@@ -149,6 +149,10 @@ func credits(a *tier.Ask) bool {
 	return a.Spent+a.Carry+a.Return+a.Refund != 0 || a.Back || a.Own != 0 || a.Lease != 0
 }
 
+func (x *wire) ExchangeThen(ctx context.Context, alg tier.Algorithm, fence int64, dark tier.Darkness, asks []tier.Ask, then func(remote.Reply, error)) {
+	then(x.Exchange(ctx, alg, fence, dark, asks))
+}
+
 func (x *wire) Exchange(ctx context.Context, alg tier.Algorithm, fence int64, dark tier.Darkness, asks []tier.Ask) (remote.Reply, error) {
 	asks = slices.Clone(asks)
 	f := x.fateOf(false, asks)

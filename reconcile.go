@@ -2,7 +2,6 @@ package tierlimit
 
 import (
 	"context"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -13,10 +12,10 @@ import (
 	"github.com/tierlimit/tierlimit/tier/remote"
 )
 
-// An exchanger is the way to Redis: a remote.Client, or a test's hostile network. Its calls return when their context is
-// done and are never sent twice.
+// An exchanger is the way to Redis: a remote.Client, or a test's hostile network. Its calls are answered when their context is
+// done at the latest and are never sent twice.
 type exchanger interface {
-	Exchange(ctx context.Context, alg tier.Algorithm, fence int64, dark tier.Darkness, asks []tier.Ask) (remote.Reply, error)
+	ExchangeThen(ctx context.Context, alg tier.Algorithm, fence int64, dark tier.Darkness, asks []tier.Ask, then func(remote.Reply, error))
 	Heartbeat(ctx context.Context, domain remote.Domain, b remote.Beat) (remote.View, error)
 	Grouped() bool
 	Domain(group uint8) remote.Domain
@@ -40,6 +39,7 @@ type domain struct {
 	queued   int
 	boarding map[batch]int // flights that have yet to take their cells
 	flights  int           // calls on their way, or whose answers are being taken in
+	crowd    crowd
 	rtt      float64       // smoothed round trip of an exchange, ns
 	rttWorst float64       // a slowly falling maximum of it
 	rttBest  float64       // a slowly rising minimum of it: the way without the queues
@@ -189,6 +189,13 @@ func (d *domain) enqueueLocked(c *local.Cell) {
 	}
 }
 
+// joinLocked lets w wait for an exchange of c. Caller holds c.Mu.
+func (d *domain) joinLocked(c *local.Cell, w *local.Waiter) {
+	c.Waiters = append(c.Waiters, w)
+	d.crowd.arrived.Add(1)
+	d.enqueueLocked(c)
+}
+
 // scheduleLocked lets the loop look at c at due. Caller holds c.Mu.
 func (d *domain) scheduleLocked(c *local.Cell, due int64) {
 	d.mu.Lock()
@@ -283,14 +290,27 @@ func (d *domain) flyLocked(b batch) bool {
 	}
 	d.flights++
 	d.boarding[b]++
-	d.flying.Go(func() {
-		// Who is about to ask comes along: those above all who were answered by the flight before.
-		runtime.Gosched()
+	d.flying.Add(1)
+	patience := time.Duration(d.rttBest / 8)
+	go func() {
+		d.crowd.gather(patience)
 		if f := d.board(b); f != nil {
 			f.fly()
+		} else {
+			d.flying.Done()
 		}
-	})
+	}()
 	return true
+}
+
+// measureLocked takes in how long a round trip took.
+func (d *domain) measureLocked(rtt float64) {
+	if d.rtt == 0 {
+		d.rtt, d.rttWorst, d.rttBest = rtt, rtt, rtt
+	}
+	d.rtt += (rtt - d.rtt) / 8
+	d.rttWorst = max(rtt, d.rttWorst*0.99)
+	d.rttBest = min(rtt, d.rttBest*1.001)
 }
 
 // board returns a flight with cells of b, nil if there are none or nothing may be sent any more.

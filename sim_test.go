@@ -190,6 +190,10 @@ func (k *simLink) fate() fate {
 	return f
 }
 
+func (k *simLink) ExchangeThen(ctx context.Context, alg tier.Algorithm, fence int64, dark tier.Darkness, asks []tier.Ask, then func(remote.Reply, error)) {
+	then(k.Exchange(ctx, alg, fence, dark, asks))
+}
+
 func (k *simLink) Exchange(ctx context.Context, alg tier.Algorithm, fence int64, dark tier.Darkness, asks []tier.Ask) (remote.Reply, error) {
 	asks = slices.Clone(asks)
 	return carry(ctx, &k.s.air, k.fate(), func() remote.Reply { return k.s.settle(alg, fence, dark, asks) })

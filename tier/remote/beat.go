@@ -64,7 +64,7 @@ func (c *Client) Heartbeat(ctx context.Context, domain Domain, b Beat) (View, er
 	}
 	args = append(args, b.Fence, b.Op, b.ID, b.HeartbeatUS, b.DeadUS, b.HorizonUS, b.Remembered,
 		b.Members, b.Least, b.Since)
-	answer, err := c.call(ctx, domain, &c.scripts.membership, args)
+	answer, err := await(func(done func(any, error)) { c.callThen(ctx, domain, &c.scripts.membership, args, done) })
 	if err != nil {
 		return View{}, err
 	}

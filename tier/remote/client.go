@@ -53,28 +53,40 @@ func newClient(rdb redis.UniversalClient, prefix string, s *scripts) *Client {
 // Calls is the number of script calls sent so far, counting a script that had to be loaded as two.
 func (c *Client) Calls() int64 { return c.calls.Load() }
 
-// Exchange settles and leases in one script call: asks are 1 to MaxKeys keys of algorithm alg, of one group where Grouped says so. fence
-// is the latest server time (µs) at which it may run, 0 for whenever: without one, a call whose answer was given up may still
+// ExchangeThen settles and leases in one script call: asks are 1 to MaxKeys keys of algorithm alg, of one group where Grouped says so.
+// fence is the latest server time (µs) at which it may run, 0 for whenever: without one, a call whose answer was given up may still
 // run much later.
 //
-// The call is never sent twice, with one exception that is none: a server that does not know the script refuses it, and is then
-// sent the script itself. It returns when ctx is done, even where the client does not; ctx should carry a deadline. NotExecuted
-// tells whether an error proves that nothing was done; otherwise the outcome is unknown.
+// then is called once, as soon as there is an answer or ctx is done, even where the client does not honour that; ctx should carry a
+// deadline. ExchangeThen itself returns when the client has. NotExecuted tells whether an error proves that nothing was done;
+// otherwise the outcome is unknown.
 //
-// Cost: one goroutine and one command; the server's work is that of the script, for each key.
-func (c *Client) Exchange(ctx context.Context, alg tier.Algorithm, fence int64, dark tier.Darkness, asks []tier.Ask) (Reply, error) {
+// The call is never sent twice, with one exception that is none: a server that does not know the script refuses it, and is then
+// sent the script itself.
+//
+// Cost: one command, and a goroutine if ctx is done first; the server's work is that of the script, for each key.
+func (c *Client) ExchangeThen(ctx context.Context, alg tier.Algorithm, fence int64, dark tier.Darkness, asks []tier.Ask, then func(Reply, error)) {
 	if err := c.check(alg, asks); err != nil {
-		return Reply{}, err
+		then(Reply{}, err)
+		return
 	}
 	args, err := encodeAsks(fence, dark, asks)
 	if err != nil {
-		return Reply{}, err
+		then(Reply{}, err)
+		return
 	}
-	answer, err := c.call(ctx, c.domainOf(asks[0].Key), &c.scripts.exchange[alg], args)
-	if err != nil {
-		return Reply{}, err
-	}
-	return decodeReply(answer, asks)
+	c.callThen(ctx, c.domainOf(asks[0].Key), &c.scripts.exchange[alg], args, func(answer any, err error) {
+		if err != nil {
+			then(Reply{}, err)
+			return
+		}
+		then(decodeReply(answer, asks))
+	})
+}
+
+// Exchange is ExchangeThen for a caller that waits. Cost: a goroutine more.
+func (c *Client) Exchange(ctx context.Context, alg tier.Algorithm, fence int64, dark tier.Darkness, asks []tier.Ask) (Reply, error) {
+	return await(func(done func(Reply, error)) { c.ExchangeThen(ctx, alg, fence, dark, asks, done) })
 }
 
 // check refuses what would fail at the server in a way that is hard to tell, or worse would not.
@@ -131,9 +143,9 @@ type once struct{ *redis.Cmd }
 
 func (once) NoRetry() bool { return true }
 
-// call runs a script through the gate of its domain.
-func (c *Client) call(ctx context.Context, domain Domain, s *script, args []any) (any, error) {
-	return through(ctx, c.gate(domain), func(lasting context.Context) (any, error) {
+// callThen runs a script through the gate of its domain.
+func (c *Client) callThen(ctx context.Context, domain Domain, s *script, args []any, done func(any, error)) {
+	then(ctx, c.gate(domain), func(lasting context.Context) (any, error) {
 		args[0], args[1] = "evalsha", s.sha
 		answer, err := c.send(lasting, args)
 		if isNoScript(err) {
@@ -150,7 +162,7 @@ func (c *Client) call(ctx context.Context, domain Domain, s *script, args []any)
 			c.grouped.Store(true)
 		}
 		return answer, err
-	})
+	}, done)
 }
 
 func (c *Client) send(ctx context.Context, args []any) (any, error) {

@@ -51,44 +51,53 @@ const (
 // caller's patience, a server from which a connection takes longer than that (dial, TLS, HELLO, AUTH) would never be reached.
 const linger = 2 * time.Second
 
-// through runs fn in a goroutine of its own and returns its answer, or an abandonedError as soon as ctx is done. fn's own context lasts
-// longer by linger.
-func through[T any](ctx context.Context, g *gate, fn func(context.Context) (T, error)) (answer T, err error) {
+// then runs fn here and gives its answer to done, or an abandonedError as soon as ctx is done, from a goroutine of its own: either way done
+// is called once, and then returns when fn has. fn's own context lasts longer by linger.
+func then[T any](ctx context.Context, g *gate, fn func(context.Context) (T, error), done func(T, error)) {
+	var none T
 	if err := g.enter(ctx); err != nil {
-		return answer, err
+		done(none, err)
+		return
 	}
-	type flight struct {
-		state  atomic.Int32
-		done   chan struct{}
+	var state atomic.Int32
+	impatient := context.AfterFunc(ctx, func() {
+		// The place is given back after the state is read, so a call counted here as abandoned still holds its own.
+		g.abandoned.Add(1)
+		if state.CompareAndSwap(flying, abandoned) {
+			done(none, &abandonedError{cause: ctx.Err()})
+			return
+		}
+		g.abandoned.Add(-1)
+	})
+	lasting, end := lastingContext(ctx)
+	answer, err := fn(lasting)
+	end()
+	waited := state.CompareAndSwap(flying, landed)
+	if !waited {
+		g.abandoned.Add(-1)
+	}
+	<-g.places
+	if waited {
+		impatient()
+		done(answer, err)
+	}
+}
+
+// through is then for a caller that waits for the answer.
+func through[T any](ctx context.Context, g *gate, fn func(context.Context) (T, error)) (T, error) {
+	return await(func(done func(T, error)) { then(ctx, g, fn, done) })
+}
+
+// await waits for what call, which runs in a goroutine of its own, hands to done.
+func await[T any](call func(done func(T, error))) (T, error) {
+	type result struct {
 		answer T
 		err    error
 	}
-	f := &flight{done: make(chan struct{})}
-	go func() {
-		defer func() { <-g.places }()
-		lasting, end := lastingContext(ctx)
-		defer end()
-		f.answer, f.err = fn(lasting)
-		if f.state.CompareAndSwap(flying, landed) {
-			close(f.done)
-		} else {
-			g.abandoned.Add(-1)
-		}
-	}()
-	select {
-	case <-f.done:
-		return f.answer, f.err
-	case <-ctx.Done():
-	}
-	// The place is given back after the state is read, so a call counted here as abandoned still holds its own.
-	g.abandoned.Add(1)
-	if f.state.CompareAndSwap(flying, abandoned) {
-		return answer, &abandonedError{cause: ctx.Err()}
-	}
-	// It landed in the same moment: an answer in hand is worth more than a deadline.
-	g.abandoned.Add(-1)
-	<-f.done
-	return f.answer, f.err
+	c := make(chan result, 1)
+	go call(func(answer T, err error) { c <- result{answer, err} })
+	r := <-c
+	return r.answer, r.err
 }
 
 // lastingContext is ctx with a deadline that is later by linger. It is cancelled with ctx all the same.
