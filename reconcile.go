@@ -40,9 +40,9 @@ type domain struct {
 	boarding map[batch]int // flights that have yet to take their cells
 	flights  int           // calls on their way, or whose answers are being taken in
 	crowd    crowd
-	rtt      float64       // smoothed round trip of an exchange, ns
-	rttWorst float64       // a slowly falling maximum of it
-	rttBest  float64       // a slowly rising minimum of it: the way without the queues
+	rtt      float64 // smoothed round trip of an exchange, ns
+	rttWorst float64 // a slowly falling maximum of it
+	rttBest  float64 // a slowly rising minimum of it: the way without the queues
 	wheel    wheel
 	m        membership
 	reported State
