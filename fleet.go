@@ -431,13 +431,17 @@ func (h *Hybrid) dropDenials() { h.table.Each((*local.Cell).Allow) }
 // reseed settles every key that Redis may have forgotten, so that it learns what this instance knows.
 func (d *domain) reseed() {
 	now := d.h.now()
-	d.h.table.Each(func(c *local.Cell) {
-		c.Mu.Lock()
-		defer c.Mu.Unlock()
+	tell := func(c *local.Cell) {
 		if c.Born != 0 && now < c.Known && d.h.domainOf(c) == d {
 			d.enqueueLocked(c)
 		}
+	}
+	d.h.table.Each(func(c *local.Cell) {
+		c.Mu.Lock()
+		defer c.Mu.Unlock()
+		tell(c)
 	})
+	d.h.recall(func(owner uint32, key string) bool { return d.h.domainFor(owner, key) == d }, tell)
 }
 
 // inherit lets a domain whose record is new to this instance remember what the one knew under whose name its keys were so far: who was there and

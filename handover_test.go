@@ -8,6 +8,7 @@ import (
 
 	"github.com/tierlimit/tierlimit/internal/model"
 	"github.com/tierlimit/tierlimit/tier"
+	"github.com/tierlimit/tierlimit/tier/local"
 )
 
 // intoWindow waits until a window of that length is at least so old, and at most a tenth of it older.
@@ -181,7 +182,12 @@ func TestAHandOverThatIsEvicted(t *testing.T) {
 			t.Fatal("there was no hand-over")
 		}
 		synctest.Wait() // Sweep is the loop's: it has to stand still
-		d.hs[0].table.Sweep(1000, d.hs[0].evict)
+		d.hs[0].table.Sweep(1000, func(c *local.Cell) local.Fate {
+			if d.hs[0].evict(c) {
+				return local.Forget
+			}
+			return local.Keep
+		})
 		d.wires[0].setFate(nil)
 		d.spend(0, 40)
 		d.spend(1, 40)

@@ -651,6 +651,10 @@ func (l *Limiter) SetLimit(limit Limit) error {
 			l.h.domainOf(c).retireLocked(c)
 		}
 	})
+	if limit.Period != old.Period {
+		mine := func(owner uint32, _ string) bool { return owner == l.id }
+		l.h.recall(mine, func(c *local.Cell) { c.Own = local.Own{} })
+	}
 	for _, d := range l.h.allDomains() {
 		d.changed()
 	}

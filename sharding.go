@@ -31,10 +31,12 @@ func (l *Limiter) initCell(c *local.Cell) {
 const spendTicksPerWindow = 500
 
 // domainOf returns what a cell's key fails together with: the Redis server it lives on.
-func (h *Hybrid) domainOf(c *local.Cell) *domain {
+func (h *Hybrid) domainOf(c *local.Cell) *domain { return h.domainFor(c.Owner, c.Key) }
+
+func (h *Hybrid) domainFor(owner uint32, key string) *domain {
 	if h.only != nil {
 		return h.only
 	}
-	_, group := remote.KeyName(h.cfg.prefix, h.limiter(c.Owner).name, c.Key)
+	_, group := remote.KeyName(h.cfg.prefix, h.limiter(owner).name, key)
 	return h.domain(remote.Domain{Tag: h.homes.Load()[group]})
 }

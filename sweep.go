@@ -9,47 +9,80 @@ import (
 // sweepRound is how long a round over all cells takes.
 const sweepRound = 10 * time.Second
 
-// sweep lets go of cells of which nothing need be remembered: a key that is full and idle costs no memory.
+// sweep lets go of cells that lie idle. A key that is full costs no memory then; of others a memo stays.
 func (h *Hybrid) sweep() {
 	const often = 50
 	t := time.NewTicker(sweepRound / often)
 	defer t.Stop()
-	for {
+	for size, part := 0, 0; ; part = (part + 1) % often {
 		select {
 		case <-h.stop:
 			return
 		case <-t.C:
-			h.table.Sweep(max(h.table.Len()/often, 500), h.idle)
+			if part == 0 {
+				size = h.table.Len()
+			}
+			h.table.Expire(h.now(), part, often)
+			h.table.Sweep(max(size/often, 500), h.idle)
 		}
 	}
 }
 
-// idle gives up a cell, under its shard's lock, if one that is made anew is as good.
-func (h *Hybrid) idle(c *local.Cell) bool {
+// idle gives up a cell, under its shard's lock, if one that is made anew is as good, or is with a memo of it.
+func (h *Hybrid) idle(c *local.Cell) local.Fate {
 	if !c.Mu.TryLock() {
-		return false
+		return local.Keep
 	}
 	defer c.Mu.Unlock()
 	l := h.limiter(c.Owner)
 	if h.client == nil {
 		p := l.policy.Load()
-		c.Dead = c.Share != nil && c.Share.Peek(h.wall(h.now()), p.tier, 1).ResetUS == 0
-		return c.Dead
+		if c.Dead = c.Share != nil && c.Share.Peek(h.wall(h.now()), p.tier, 1).ResetUS == 0; c.Dead {
+			return local.Forget
+		}
+		return local.Keep
 	}
 	now := h.now()
+	fate := local.Forget
+	if c.Known > now { // could tell what Redis may forget
+		fate = local.Remember
+	}
 	switch {
 	case c.Queued || c.InFlight || len(c.Waiters) > 0, // it is being settled,
-		c.Settled == 0, // or about to be
+		c.Settled == 0 && c.Born == 0, // or about to be
 		now <= c.Deadline() && (c.Return || c.Slot != 0 && (c.Tokens() > 0 || c.Base > 0) || c.Retired > 0), // holds a lease, or has not reported it
 		c.Refund != 0 || c.ChargeCold > 0,                           // or something else
-		c.Known > now || c.DeniedUntil() > now,                      // could tell what Redis may forget, or what it said
+		c.DeniedUntil() > now,                                       // knows what Redis said
 		c.Share != nil || c.BackReady,                               // counts for an outage
-		c.BackSent() != 0 && now < c.Settled+int64(h.longestFill()): // or has counted for one that is remembered
-		return false
+		c.BackSent() != 0 && now < c.Settled+int64(h.longestFill()), // or has counted for one that is remembered
+		fate == local.Remember && (now < c.Settled+int64(sweepRound) || l.cfg.coldStart > 0): // is in use, or counts what ColdAdmit let through
+		return local.Keep
 	}
 	c.Dead = true
 	h.leased.Add(-c.Counted) // of a lease that ended while nothing could be told of it
 	c.Counted = 0
 	h.forgetBack(c) // its darkness may be remembered for longer yet
-	return true
+	return fate
+}
+
+// recall calls visit, with the lock held, for the cells of those keys of which there is a memo and which are wanted; they are made for it.
+func (h *Hybrid) recall(wanted func(owner uint32, key string) bool, visit func(c *local.Cell)) {
+	h.table.EachRemembered(func(owner uint32, key string) {
+		if !wanted(owner, key) {
+			return
+		}
+		l := h.limiter(owner)
+		for hash := l.hash(key); ; {
+			c := l.cell(hash, key)
+			c.Mu.Lock()
+			dead := c.Dead // swept again meanwhile
+			if !dead {
+				visit(c)
+			}
+			c.Mu.Unlock()
+			if !dead {
+				return
+			}
+		}
+	})
 }

@@ -107,23 +107,31 @@ func TestIdleKeysAreLetGo(t *testing.T) {
 	}
 }
 
-// What a cell holds or has to tell keeps it.
+// What a cell holds or has to tell keeps it, what it could tell stays as a memo.
 func TestWhatKeepsACell(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDirected(t, 1, FixedWindow(100, time.Hour), model.Variant{})
 		defer d.close()
 		d.spend(0, 1)
-		c := d.cell(0)
-		time.Sleep(2 * sweepRound)
-		if d.cell(0) != c {
-			t.Fatal("a key whose window is not over was forgotten: Redis may forget it too")
-		}
 		h := d.hs[0]
+		before := d.cell(0)
+		time.Sleep(3 * sweepRound)
+		if n, m := h.table.Len(), h.table.Remembered(); n != 0 || m != 1 {
+			t.Fatalf("%d cells and %d memos, want only a memo", n, m)
+		}
+		c := d.ls[0].cell(d.ls[0].hash("k"), "k")
+		if c.Born != before.Born || c.Version != before.Version || c.Known != before.Known || c.Own != before.Own || c.Born == 0 || c.Own == (local.Own{}) {
+			t.Errorf("restored: %d, %d, until %d, %v; was %d, %d, until %d, %v", c.Born, c.Version, c.Known, c.Own, before.Born, before.Version, before.Known, before.Own)
+		}
+		if n := h.table.Remembered(); n != 0 {
+			t.Errorf("%d memos of keys with cells", n)
+		}
+		d.spend(0, 1)
 		c.Mu.Lock()
 		known := c.Known
 		c.Known = 0
 		c.Mu.Unlock()
-		if c.Mu.Lock(); h.idle(c) {
+		if c.Mu.Lock(); h.idle(c) != local.Keep {
 			t.Error("given up while somebody holds it")
 		}
 		c.Mu.Unlock()
@@ -144,7 +152,7 @@ func TestWhatKeepsACell(t *testing.T) {
 			c.Mu.Lock()
 			f(c, true)
 			c.Mu.Unlock()
-			if h.idle(c) {
+			if h.idle(c) != local.Keep {
 				t.Errorf("%s does not keep a cell", name)
 			}
 			c.Mu.Lock()
@@ -152,7 +160,7 @@ func TestWhatKeepsACell(t *testing.T) {
 			f(c, false)
 			c.Mu.Unlock()
 		}
-		if !h.idle(c) {
+		if h.idle(c) != local.Forget {
 			t.Error("kept for nothing")
 		}
 		c.Mu.Lock()
@@ -166,4 +174,53 @@ func one(on bool) int64 {
 		return 1
 	}
 	return 0
+}
+
+// A key that lies idle and is remembered is told to a Redis that has lost it, before anybody asks for it.
+func TestAMemoIsToldToARedisThatForgot(t *testing.T) {
+	for _, limit := range []Limit{TokenBucket(100, time.Hour), FixedWindow(100, 10*time.Hour), SlidingWindow(100, time.Hour), SlidingLog(100, time.Hour)} {
+		t.Run(limit.Algorithm.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := newDirected(t, 2, limit, model.Variant{})
+				defer d.close()
+				if n := d.spend(0, 60); n != 60 {
+					t.Fatalf("%d of 60 admitted", n)
+				}
+				time.Sleep(3 * sweepRound)
+				if n, m := d.hs[0].table.Len(), d.hs[0].table.Remembered(); n != 0 || m != 1 {
+					t.Fatalf("%d cells and %d memos, want only a memo", n, m)
+				}
+				d.w.mu.Lock()
+				d.w.store.Flush()
+				d.w.mu.Unlock()
+				time.Sleep(10 * simBeat)
+				want := 40
+				if limit.tier().Algorithm.Bucket() {
+					want = 0 // how much was there nobody knows: it starts empty
+				}
+				if n := d.spend(1, 100); n > want {
+					t.Errorf("%d admitted after 60 of 100, want at most %d", n, want)
+				}
+			})
+		})
+	}
+}
+
+// With a new period the windows are others: what was counted in the old ones is not told of the new.
+func TestANewPeriodReachesMemos(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDirected(t, 1, FixedWindow(100, 10*time.Hour), model.Variant{})
+		defer d.close()
+		d.spend(0, 60)
+		time.Sleep(3 * sweepRound)
+		if n := d.hs[0].table.Remembered(); n != 1 {
+			t.Fatalf("%d memos, want 1", n)
+		}
+		if err := d.ls[0].SetLimit(FixedWindow(100, time.Minute)); err != nil {
+			t.Fatal(err)
+		}
+		if c := d.cell(0); c == nil || c.Own != (local.Own{}) {
+			t.Errorf("after a new period: %+v", c)
+		}
+	})
 }

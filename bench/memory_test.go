@@ -15,9 +15,9 @@ func BenchmarkMemory(b *testing.B) {
 	kept := Setting{Rate: 1, Period: time.Hour, Burst: 1000} // and no word about how many keys will come
 	full := Setting{Rate: 1_000_000, Period: time.Second, Burst: 1_000_000}
 	for _, s := range slices.Concat([]Subject{Floors[3], Lease}, Local[2:]) {
-		b.Run(fmt.Sprintf("impl=%s/path=%s/case=kept", s.Impl, s.Path), func(b *testing.B) { benchmarkMemory(b, s, kept, 2*time.Second) })
+		b.Run(fmt.Sprintf("impl=%s/path=%s/case=kept", s.Impl, s.Path), func(b *testing.B) { benchmarkMemory(b, s, kept, 30*time.Second) })
 		if s.Impl == Lease.Impl {
-			// Leases end within seconds, and then it takes a round of the sweep.
+			// Here too.
 			b.Run(fmt.Sprintf("impl=%s/path=%s/case=full", s.Impl, s.Path), func(b *testing.B) { benchmarkMemory(b, s, full, 15*time.Second) })
 		}
 	}

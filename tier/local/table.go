@@ -19,8 +19,17 @@ type Table struct {
 
 	// Idle, if it is set before the first cell is added, lets each key that is added sweep two of its shard: for whoever has no
 	// goroutine to call Sweep.
-	Idle func(*Cell) bool
+	Idle func(*Cell) Fate
 }
+
+// Fate is what becomes of a cell that a sweep comes by.
+type Fate int8
+
+const (
+	Keep     Fate = iota
+	Remember      // a memo stays of it
+	Forget
+)
 
 type shard struct {
 	mu      sync.Mutex
@@ -29,6 +38,7 @@ type shard struct {
 	hand    int // of the eviction
 	swept   int // the sweep goes on below this place
 	max     int
+	memos   memos
 	_       [32]byte // keeps neighbouring shards' locks on different cache lines
 }
 
@@ -100,11 +110,12 @@ func (t *Table) FindOrAdd(hash uint64, owner uint32, key string, init func(*Cell
 	}
 	// Two, so that a shard that had to grow beyond its share comes back to it.
 	for range 2 {
-		if len(s.ring) >= s.max {
+		if len(s.ring)+s.memos.len() >= s.max && !s.memos.drop() {
 			t.evictOne(s)
 		}
 	}
 	c := &Cell{Key: key, Hash: hash, Owner: owner}
+	s.memos.restore(c)
 	init(c)
 	if b = *s.buckets.Load(); len(s.ring) >= 2*len(b) {
 		b = s.resize(b, 2*len(b))
@@ -171,9 +182,8 @@ func (s *shard) resize(old []atomic.Pointer[Cell], n int) []atomic.Pointer[Cell]
 	return b
 }
 
-// Sweep looks at n cells, going on where it stopped, and removes those that idle, which is asked under the lock of the cell's shard,
-// gives up. It returns early after a whole round. One caller at a time.
-func (t *Table) Sweep(n int, idle func(*Cell) bool) {
+// Sweep looks at n cells, going on where it stopped, and asks idle, under the lock of the cell's shard, what becomes of each. It returns early after a whole round. One caller at a time.
+func (t *Table) Sweep(n int, idle func(*Cell) Fate) {
 	const atOnce = 256 // so that whoever adds a key does not wait for long
 	for range len(t.shards) {
 		for n > 0 {
@@ -191,13 +201,13 @@ func (t *Table) Sweep(n int, idle func(*Cell) bool) {
 }
 
 // sweep looks at up to n cells from the end of the ring to its begin. done says that it came there.
-func (s *shard) sweep(n int, idle func(*Cell) bool) (looked int, done bool) {
+func (s *shard) sweep(n int, idle func(*Cell) Fate) (looked int, done bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.sweepLocked(n, idle)
 }
 
-func (s *shard) sweepLocked(n int, idle func(*Cell) bool) (looked int, done bool) {
+func (s *shard) sweepLocked(n int, idle func(*Cell) Fate) (looked int, done bool) {
 	if s.swept == 0 {
 		s.swept = len(s.ring)
 	}
@@ -207,7 +217,12 @@ func (s *shard) sweepLocked(n int, idle func(*Cell) bool) (looked int, done bool
 			break
 		}
 		// Whatever takes the place of a cell that is removed comes from behind and was looked at.
-		if c := s.ring[s.swept]; idle(c) {
+		c := s.ring[s.swept]
+		fate := idle(c)
+		if fate == Remember {
+			s.memos.keep(c)
+		}
+		if fate != Keep {
 			s.remove(c)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -204,12 +205,12 @@ func TestTableUnderConcurrency(t *testing.T) {
 	wg.Go(func() {
 		for range 20 {
 			table.Each(func(c *local.Cell) { c.Allow() })
-			table.Sweep(500, func(c *local.Cell) bool {
-				idle := c.Hash%4 == 0
-				if idle {
-					evictions.Add(1)
+			table.Sweep(500, func(c *local.Cell) local.Fate {
+				if c.Hash%4 != 0 {
+					return local.Keep
 				}
-				return idle
+				evictions.Add(1)
+				return local.Forget
 			})
 		}
 	})
@@ -238,9 +239,12 @@ func TestSweep(t *testing.T) {
 	}
 	looked := map[string]int{}
 	for range 500 {
-		table.Sweep(100, func(c *local.Cell) bool {
+		table.Sweep(100, func(c *local.Cell) local.Fate {
 			looked[c.Key]++
-			return len(c.Key) == 5 // all but 10,000
+			if len(c.Key) == 5 { // all but 10,000
+				return local.Forget
+			}
+			return local.Keep
 		})
 	}
 	if n := table.Len(); n != 10_000 || len(looked) != 50_000 {
@@ -254,11 +258,12 @@ func TestSweep(t *testing.T) {
 			t.Fatalf("%q: %v", k, c)
 		}
 	}
-	table.Sweep(1<<20, func(*local.Cell) bool { return true })
+	forget := func(*local.Cell) local.Fate { return local.Forget }
+	table.Sweep(1<<20, forget)
 	if n := table.Len(); n != 0 {
 		t.Errorf("%d cells left", n)
 	}
-	table.Sweep(10, yes) // of nothing
+	table.Sweep(10, forget) // of nothing
 	add(table, "again")
 	if find(table, "again") == nil {
 		t.Error("lost")
@@ -275,5 +280,103 @@ func TestFindAllocatesNothing(t *testing.T) {
 		}
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
+	}
+}
+
+// A key of which a memo is kept is the same cell again when it is asked for; memos give way before cells in use do, and end.
+func TestMemos(t *testing.T) {
+	const most = 1000
+	table := local.NewTable(4, 2*most, yes)
+	own := local.Own{}
+	own.Add(7, 3)
+	for i := range most {
+		c := add(table, fmt.Sprint(i))
+		c.Born, c.Version, c.Known = int64(i+1), int64(i+2), int64(1000+i%2*1000)
+		if i%3 == 0 {
+			c.Own = own
+		}
+	}
+	remember := func(*local.Cell) local.Fate { return local.Remember }
+	table.Sweep(2*most, remember)
+	if n, m := table.Len(), table.Remembered(); n != 0 || m != most {
+		t.Fatalf("%d cells and %d memos, want %d memos", n, m, most)
+	}
+	for i := range 30 {
+		k := fmt.Sprint(i)
+		if find(table, k) != nil {
+			t.Fatalf("%q was swept and is found", k)
+		}
+		if c := table.FindOrAdd(xxhash.Sum64String(k), 1, k, func(*local.Cell) {}); c.Born != 0 {
+			t.Errorf("another limiter's %q is born at %d", k, c.Born)
+		}
+		c := add(table, k)
+		want := local.Own{}
+		if i%3 == 0 {
+			want = own
+		}
+		if c.Born != int64(i+1) || c.Version != int64(i+2) || c.Known != int64(1000+i%2*1000) || c.Own != want {
+			t.Errorf("%q is restored as %+v", k, c.Settlement)
+		}
+	}
+	seen := map[string]bool{}
+	table.EachRemembered(func(owner uint32, key string) { seen[key] = owner == 0 })
+	if n := table.Remembered(); n != len(seen) || n != most-30 {
+		t.Errorf("%d memos, %d of them seen", n, len(seen))
+	}
+	for part := range 3 {
+		table.Expire(1000, part, 3)
+	}
+	if n := table.Remembered(); n >= len(seen) || n < len(seen)/3 {
+		t.Errorf("%d memos are left of %d, want the half", n, len(seen))
+	}
+	for i := range most * 7 / 4 { // more than there is room for beside the memos
+		add(table, "new"+fmt.Sprint(i))
+	}
+	for i := range 30 {
+		if k := fmt.Sprint(i); find(table, k) == nil {
+			t.Errorf("%q gave way to a memo", k)
+		}
+	}
+	if n, m := table.Len(), table.Remembered(); n+m > 2*most || m >= len(seen)/2 {
+		t.Errorf("%d cells and %d memos, want %d at most", n, m, 2*most)
+	}
+	for part := range 3 {
+		table.Expire(2000, part, 3)
+	}
+	if n := table.Remembered(); n != 0 {
+		t.Errorf("%d memos are left after their end", n)
+	}
+}
+
+// Keys may be any bytes, and may collide: then the one remembered last is, and the other is not taken for it.
+func TestMemosOfAnyKey(t *testing.T) {
+	table := local.NewTable(1, 100, yes)
+	keys := []string{"", "\x00", "a", strings.Repeat("long ", 10_000), "\xff\xfe{1}:"}
+	for i, k := range keys {
+		c := table.FindOrAdd(uint64(i), 3, k, func(*local.Cell) {})
+		c.Born, c.Version, c.Known = 1<<62, 1<<62+1, 1<<62+int64(i)
+	}
+	remember := func(*local.Cell) local.Fate { return local.Remember }
+	table.Sweep(100, remember)
+	for i, k := range keys {
+		if c := table.FindOrAdd(uint64(i), 3, k, func(*local.Cell) {}); c.Born != 1<<62 || c.Version != 1<<62+1 || c.Known != 1<<62+int64(i) {
+			t.Errorf("%.9q is restored as %+v", k, c.Settlement)
+		}
+	}
+	for i, k := range []string{"first", "second"} {
+		c := table.FindOrAdd(77, 3, k, func(*local.Cell) {})
+		c.Born = int64(100 + i)
+		table.Sweep(100, func(x *local.Cell) local.Fate {
+			if x == c {
+				return local.Remember
+			}
+			return local.Keep
+		})
+	}
+	if c := table.FindOrAdd(77, 3, "first", func(*local.Cell) {}); c.Born != 0 {
+		t.Errorf("the first of two is restored as %+v", c.Settlement)
+	}
+	if c := table.FindOrAdd(77, 3, "second", func(*local.Cell) {}); c.Born != 101 || table.Remembered() != 0 {
+		t.Errorf("the second of two is restored as %+v, %d memos are left", c.Settlement, table.Remembered())
 	}
 }
