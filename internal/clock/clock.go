@@ -20,7 +20,8 @@ type Clock struct {
 
 	mu      sync.Mutex // held to move the anchor, never waited for
 	strikes int        // how often in a row the cycles did not go with the time
-	dead    bool       // the cycles are not to be counted
+
+	dead atomic.Bool // the cycles are not to be counted
 }
 
 // An anchor is a reading of both clocks at once.
@@ -49,7 +50,7 @@ const (
 func New() *Clock {
 	c := &Clock{start: time.Now().Add(-time.Second)}
 	// In a bubble of testing/synctest, whose time begins in the year 2000, time stands still while the processor runs.
-	c.dead = !steady() || c.start.Year() < 2020
+	c.dead.Store(!steady() || c.start.Year() < 2020)
 	return c
 }
 
@@ -61,6 +62,9 @@ func (c *Clock) Now() int64 { return int64(time.Since(c.start)) }
 
 // Fast is the time in nanoseconds or up to Margin more, never less.
 func (c *Clock) Fast() int64 {
+	if c.dead.Load() {
+		return c.Now()
+	}
 	seq := c.seq.Load()
 	at, ns, worth, span := c.cycles.Load(), c.ns.Load(), c.worth.Load(), c.span.Load()
 	// The count comes last: what is loaded before it is not newer than it.
@@ -76,9 +80,6 @@ func (c *Clock) move() int64 {
 		return c.Now()
 	}
 	defer c.mu.Unlock()
-	if c.dead {
-		return c.Now()
-	}
 	before := cycles()
 	now := c.Now()
 	width := cycles() - before
@@ -119,7 +120,7 @@ func (c *Clock) strike(a anchor) {
 	a.worth = 0
 	c.store(a)
 	c.strikes++
-	c.dead = c.strikes >= maxStrikes
+	c.dead.Store(c.strikes >= maxStrikes)
 }
 
 // anchor is the anchor now. Caller holds mu.

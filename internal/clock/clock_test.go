@@ -13,7 +13,7 @@ func warm(t testing.TB, c *Clock) {
 	t.Helper()
 	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		c.Fast()
-		if c.dead || c.span.Load() > 0 {
+		if c.dead.Load() || c.span.Load() > 0 {
 			return
 		}
 	}
@@ -35,7 +35,7 @@ func check(t *testing.T, c *Clock) bool {
 func TestFastIsNeverBehind(t *testing.T) {
 	c := New()
 	warm(t, c)
-	t.Logf("cycles are counted: %v", !c.dead)
+	t.Logf("cycles are counted: %v", !c.dead.Load())
 	var wg sync.WaitGroup
 	for range 4 * runtime.GOMAXPROCS(0) { // more than get a processor: each is stopped between any two instructions
 		wg.Go(func() {
@@ -68,7 +68,7 @@ func TestFastInABubble(t *testing.T) {
 func TestFalseCyclesAreNoticed(t *testing.T) {
 	c := New()
 	warm(t, c)
-	if c.dead {
+	if c.dead.Load() {
 		t.Log("no cycles are counted on this machine")
 		return
 	}
@@ -90,7 +90,7 @@ func TestFalseCyclesAreNoticed(t *testing.T) {
 		c.strike(anchor{})
 		c.mu.Unlock()
 	}
-	if !c.dead {
+	if !c.dead.Load() {
 		t.Errorf("still counting after %d strikes", maxStrikes)
 	}
 	check(t, c)
