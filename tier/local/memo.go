@@ -29,8 +29,8 @@ const compactFrom = 4096
 
 func (m *memos) len() int { return len(m.at) }
 
-// keep takes down what c knows.
-func (m *memos) keep(c *Cell) {
+// keepLocked takes down what c knows. Caller holds c.Mu.
+func (m *memos) keepLocked(c *Cell) {
 	if len(m.text) > 1<<31 {
 		return // more than there can be of keys of a sensible length; to be remembered is not a promise
 	}

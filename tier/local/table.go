@@ -220,7 +220,9 @@ func (s *shard) sweepLocked(n int, idle func(*Cell) Fate) (looked int, done bool
 		c := s.ring[s.swept]
 		fate := idle(c)
 		if fate == Remember {
-			s.memos.keep(c)
+			c.Mu.Lock()
+			s.memos.keepLocked(c)
+			c.Mu.Unlock()
 		}
 		if fate != Keep {
 			s.remove(c)
