@@ -23,11 +23,18 @@ func shareTime(alg tier.Algorithm, k serverClock, now int64) local.Time {
 	return local.At(shrink(now) / 1000)
 }
 
-// serverClock is what the domain knows of Redis's clock.
+// serverClock is the clock of Redis that outage shares go by.
 func (d *domain) serverClock() serverClock {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.m.clock
+	return d.m.shareClock()
+}
+
+func (m *membership) shareClock() serverClock {
+	if m.clock.known() {
+		return m.clock
+	}
+	return m.oldClock
 }
 
 // shareOf is this instance's part of a limit. The parts of the fleet sum to the limit exactly: fleet size and rank come
@@ -37,7 +44,7 @@ func (l *Limiter) shareOf(d *domain, p *policy) tier.Limit {
 	defer d.mu.Unlock()
 	n, rank := 1, 0
 	switch {
-	case d.m.viewed == 0: // never heard from Redis
+	case !d.m.heard(): // neither from Redis nor from another that the keys were with
 		n = max(1, l.h.cfg.instances)
 		rank = n - 1
 	case !d.m.view.Ready:
@@ -75,11 +82,11 @@ func (l *Limiter) fallbackLocked(d *domain, c *local.Cell, p *policy, n, now int
 // shareLocked decides by the outage share.
 func (l *Limiter) shareLocked(d *domain, c *local.Cell, p *policy, n, now int64) Result {
 	d.mu.Lock()
-	outage, heard := d.m.outage, d.m.viewed != 0
+	outage, heard := d.m.outage, d.m.heard()
 	away, rejoining := d.m.away != 0, d.m.rejoining
 	alive := d.m.alive
 	var begin int64 // when the share begins
-	clock := d.m.clock
+	clock := d.m.shareClock()
 	t := shareTime(p.tier.Algorithm, clock, now)
 	switch {
 	case !heard:

@@ -74,9 +74,11 @@ func (k serverClock) fence(now int64, timeout time.Duration) int64 {
 // membership is what a domain knows of its fleet. Guarded by domain.mu.
 type membership struct {
 	clock     serverClock
+	oldClock  serverClock // of the server that the keys were with, while there is no other
 	view      remote.View
 	viewed    int64 // when the view in use was asked for; 0 for none
 	due       int64 // when the next beat is to be sent
+	tried     int64 // when the last one was
 	leaving   bool  // no more beats
 	beating   bool  // one is on its way
 	shaky     bool  // the last beat failed: only peek until Redis answers
@@ -86,10 +88,14 @@ type membership struct {
 	outage    int64 // number of the outage, unlike any other of its Hybrid: a key may move to another domain
 	rejoining bool  // a beat is on its way that ends it
 	back      int64 // the number of this instance's last return from being missing, unlike any other of its Hybrid
+	backFrom  int64 // when the outage began that it ended
 	backIn    int64 // the episode in which it was missing: told in another, it would stand for somebody else's return
 	change    int64 // change counter as last heard
 	lostAt    int64 // as last heard
 }
+
+// heard reports whether the fleet is known: from Redis, or from another that the keys were with.
+func (m *membership) heard() bool { return m.viewed != 0 || m.view.N > 0 }
 
 // viewFor is how long a view may be used, and a call that carries it may run.
 func (h *Hybrid) viewFor() time.Duration { return h.cfg.heartbeat + h.cfg.remoteTimeout }
@@ -118,10 +124,18 @@ func (d *domain) beatLocked(now int64) {
 		d.m.shaky = true
 		return
 	}
-	d.m.beating = true
+	d.m.beating, d.m.tried = true, now
 	d.h.heartbeats.Add(1)
 	learn := d.m.shaky || !d.m.clock.known()
 	d.flying.Go(func() { d.beat(learn, done) })
+}
+
+// hurryLocked lets the next beat be sent for the callers that wait for a view. The breaker is to find out at the pace of the time-outs; a
+// refusal comes at once and must not make this a busy loop. Caller holds d.mu.
+func (d *domain) hurryLocked(now int64) {
+	if !d.m.beating && !d.m.leaving {
+		d.m.due = min(d.m.due, max(now, d.m.tried+int64(time.Millisecond)))
+	}
 }
 
 // message is a heartbeat to be sent now, and the latest time at which it can run, on this instance's clock.
@@ -214,11 +228,11 @@ func (d *domain) beat(learn bool, done func(error)) {
 			}
 		}
 		d.m.shaky = true
-		d.m.due = received + int64(d.h.cfg.heartbeat)/4
+		if !d.m.leaving {
+			d.m.due = received + int64(d.h.cfg.heartbeat)/4
+		}
 		if d.queued > 0 {
-			// While callers wait for the view, the breaker is to find out at the pace of the time-outs; a refusal comes at
-			// once and must not make this a busy loop.
-			d.m.due = max(received, sent+int64(time.Millisecond))
+			d.hurryLocked(received)
 		}
 		d.awayLocked(received)
 		return
@@ -234,7 +248,7 @@ func (d *domain) beat(learn bool, done func(error)) {
 	missing := d.m.view.Darkness.Missing
 	d.m.view, d.m.viewed = view, sent
 	if view.WasMissing {
-		d.m.back, d.m.backIn = d.h.returns.Add(1), view.Darkness.Episode
+		d.m.back, d.m.backFrom, d.m.backIn = d.h.returns.Add(1), d.m.wentAway, view.Darkness.Episode
 	}
 	if !first && view.Change != d.m.change {
 		d.later(d.h.dropDenials)
@@ -325,7 +339,7 @@ func (d *domain) state(now int64) (State, remote.View) {
 
 func (d *domain) stateLocked(now int64) State {
 	switch {
-	case d.m.away != 0 && (d.m.viewed == 0 || now >= d.m.alive+int64(d.h.silence()+2*d.h.cfg.leaseTTL)):
+	case d.m.away != 0 && (!d.m.heard() || now >= d.m.alive+int64(d.h.silence()+2*d.h.cfg.leaseTTL)):
 		return StateShare
 	case d.m.away != 0:
 		return StateSilent
@@ -445,12 +459,14 @@ func (d *domain) reseed() {
 }
 
 // inherit lets a domain whose record is new to this instance remember what the one knew under whose name its keys were so far: who was there and
-// has not been heard since may be using its share.
+// has not been heard since may be using its share, and what was leased there may be spent yet.
 func (d *domain) inherit(old *domain) {
-	_, view := old.state(d.h.now())
+	now := d.h.now()
+	_, view := old.state(now)
+	clock := old.serverClock()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.m.viewed == 0 && d.m.view.N < view.N {
-		d.m.view = view
+		d.m.view, d.m.alive, d.m.oldClock = view, now, clock
 	}
 }

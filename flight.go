@@ -21,7 +21,7 @@ type flight struct {
 	back  int64
 	clock serverClock
 
-	wentAway int64
+	wentAway int64 // when the outage began that the return back ended
 
 	rtt, rttWorst float64
 	callers       int // who wait for it
@@ -207,7 +207,7 @@ func (f *flight) packShare(e *entry, a *tier.Ask, now int64) {
 		c.ChargeCold = clip(c.ChargeCold+used, p.capacity)
 		c.Share = nil
 	}
-	if p.tier.Algorithm.Bucket() || f.back == 0 || c.BackSent() == f.back || !f.mayHandOver(c) {
+	if c.Dead || p.tier.Algorithm.Bucket() || f.back == 0 || c.BackSent() == f.back || !f.mayHandOver(c) {
 		return
 	}
 	if a.Born != 0 && !c.BackReady {

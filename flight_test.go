@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/tierlimit/tierlimit/internal/envelope"
 	"github.com/tierlimit/tierlimit/internal/model"
 	"github.com/tierlimit/tierlimit/tier"
 	"github.com/tierlimit/tierlimit/tier/local"
@@ -303,4 +304,37 @@ func TestAChargeIsNotSentInABusyLoop(t *testing.T) {
 		closeAll(t, h)
 		x.w.air.Wait()
 	})
+}
+
+// A refund that is given up while it is on its way is credited before Refund returns: one credited later would be in the next window.
+func TestARefundOnItsWayIsWaitedFor(t *testing.T) {
+	for _, limit := range []Limit{FixedWindow(100, time.Second), TokenBucket(2000, time.Second).WithBurst(100)} {
+		t.Run(limit.Algorithm.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := newDirected(t, 2, limit, model.Variant{}, WithLocalShare(0), WithRemoteTimeout(50*time.Millisecond))
+				for at := time.Duration(0); at < 994*time.Millisecond || at > 996*time.Millisecond; at = time.Duration(d.w.nowNS()) % time.Second {
+					time.Sleep(100 * time.Microsecond)
+				}
+				if n := d.spendN(0, 1, 50); n != 1 {
+					t.Fatal("not full")
+				}
+				d.wires[0].setFate(func(bool, []tier.Ask) fate { return fate{there: 30 * time.Millisecond} })
+				ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+				defer cancel()
+				a := envelope.Admission{Called: d.w.nowNS(), Cost: -50, Key: 1}
+				_ = d.ls[0].Refund(ctx, "k", 50) // it is given up, or it is credited
+				a.Returned = d.w.nowNS()
+				_ = d.mem.Record(a)
+				time.Sleep(24 * time.Millisecond)
+				if n := d.spendN(1, 2, 50); n == 0 {
+					t.Error("nothing is left")
+				}
+				time.Sleep(10 * time.Millisecond)
+				d.spend(1, 60)
+				if v := d.verdict(); v.Overshoot > 0 {
+					t.Error(v)
+				}
+			})
+		})
+	}
 }

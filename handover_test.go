@@ -21,6 +21,17 @@ func (d *directed) intoWindow(length, age time.Duration) {
 	}
 }
 
+// evictAll evicts the cells of instance i that may go.
+func (d *directed) evictAll(i int) {
+	synctest.Wait() // Sweep is the loop's: it has to stand still
+	d.hs[i].table.Sweep(1000, func(c *local.Cell) local.Fate {
+		if d.hs[i].evict(c) {
+			return local.Forget
+		}
+		return local.Keep
+	})
+}
+
 func (d *directed) membership(i int) membership {
 	d.hs[i].only.mu.Lock()
 	defer d.hs[i].only.mu.Unlock()
@@ -181,13 +192,7 @@ func TestAHandOverThatIsEvicted(t *testing.T) {
 		if !refused.Load() {
 			t.Fatal("there was no hand-over")
 		}
-		synctest.Wait() // Sweep is the loop's: it has to stand still
-		d.hs[0].table.Sweep(1000, func(c *local.Cell) local.Fate {
-			if d.hs[0].evict(c) {
-				return local.Forget
-			}
-			return local.Keep
-		})
+		d.evictAll(0)
 		d.wires[0].setFate(nil)
 		d.spend(0, 40)
 		d.spend(1, 40)
@@ -272,6 +277,89 @@ func TestAShareOfALostKeyIsTold(t *testing.T) {
 		d.spend(1, 40)
 		if v := d.verdict(); v.Overshoot > 0 {
 			t.Error(v)
+		}
+	})
+}
+
+// An instance whose share of a key was evicted cannot say what it admitted, so it does not hand over: not after Redis was away once more either,
+// too short for it to be missing.
+func TestAnEvictedShareIsNotHandedOverAfterAFlap(t *testing.T) {
+	for _, limit := range []Limit{FixedWindow(30, 10*time.Second), SlidingWindow(30, 10*time.Second), SlidingLog(30, 10*time.Second)} {
+		t.Run(limit.Algorithm.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := newDirected(t, 2, limit, model.Variant{}, WithLocalShare(0), WithBreaker(quick))
+				d.cutAll()
+				time.Sleep(40 * time.Second)
+				d.intoWindow(10*time.Second, 0)
+				for i := range 2 {
+					if n := d.spend(i, 30); n != 15 {
+						t.Errorf("the share of two is %d of 30", n)
+					}
+				}
+				d.evictAll(0)
+				for i, x := range d.wires {
+					x.setFate(nil)
+					until(t, "it is back", func() bool { return online(d.hs[i]) })
+				}
+				time.Sleep(3 * simBeat / 2)
+				back := d.membership(0).back
+				d.wires[0].setFate(cutOff)
+				d.spend(0, 3) // refusals open the breaker
+				until(t, "it is away", func() bool { return !online(d.hs[0]) })
+				d.wires[0].setFate(nil)
+				until(t, "it is back", func() bool { return online(d.hs[0]) })
+				if b := d.membership(0).back; b != back || back == 0 {
+					t.Fatalf("return %d was followed by %d: it was missing", back, b)
+				}
+				d.spend(0, 1)
+				d.spend(1, 40)
+				d.spend(0, 40)
+				if v := d.verdict(); v.Overshoot > 0 {
+					t.Error(v)
+				}
+			})
+		})
+	}
+}
+
+// A cell that is evicted with an old lease reports that and hands nothing over: the key's next cell does.
+func TestAnEvictedCellDoesNotHandOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDirected(t, 2, FixedWindow(30, 10*time.Second), model.Variant{}, WithLocalShare(1), WithBreaker(quick))
+		d.intoWindow(10*time.Second, 9*time.Second)
+		for range 5 { // a demand that is worth a lease
+			d.spend(0, 1)
+			d.spend(1, 1)
+			time.Sleep(2 * time.Millisecond)
+		}
+		if d.hs[0].Stats().Leased == 0 {
+			t.Fatal("no lease is in hand")
+		}
+		d.cutAll()
+		time.Sleep(time.Second / 2)
+		d.intoWindow(10*time.Second, 50*time.Millisecond)
+		if n := d.spend(1, 30); n != 15 {
+			t.Errorf("the share of two is %d of 30", n)
+		}
+		for i, x := range d.wires {
+			x.setFate(nil)
+			until(t, "it is back", func() bool { return online(d.hs[i]) })
+		}
+		time.Sleep(3 * simBeat / 2)
+		d.evictAll(0)
+		time.Sleep(20 * time.Millisecond)
+		d.spend(0, 40)
+		d.spend(1, 40)
+		backs := 0
+		for _, e := range d.w.entries() {
+			for _, a := range e.asks {
+				if a.Back {
+					backs++
+				}
+			}
+		}
+		if v := d.verdict(); v.Overshoot > 0 || backs > 2 {
+			t.Errorf("%d hand-overs of two returns: %v", backs, v)
 		}
 	})
 }

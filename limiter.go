@@ -227,6 +227,10 @@ func (l *Limiter) keptDenial(r *Result, c *local.Cell, p *policy, n, left, now i
 		return false
 	}
 	c.Touch()
+	if more := n - c.DeniedCost(); more > 0 && p.tier.Algorithm.Bucket() {
+		// The denial is of a smaller cost: the rest has to be made first. What a larger cost waits for in a window only Redis can tell.
+		until += int64(min(float64(more)/p.perNS, float64(math.MaxInt64/4)))
+	}
 	r.Limit = p.capacity
 	r.Remaining = clip(min(left+c.Remaining(), n-1), p.capacity) // less than asked for, or it is a pause
 	r.RetryAfter = time.Duration(until - now + clock.Margin)
@@ -552,10 +556,15 @@ func (l *Limiter) Refund(ctx context.Context, key string, n int64) error {
 	case <-l.h.stop:
 	}
 	c.Mu.Lock()
-	if c.Refund > 0 && dropLocked(c, w) { // no flight has taken it
+	given := !dropLocked(c, w)
+	if !given && c.Refund > 0 { // a reset stays one
 		c.Refund = max(0, c.Refund-n)
 	}
 	c.Mu.Unlock()
+	if given { // a flight has taken it, and knows within a time-out
+		<-w.Done
+		return nil
+	}
 	if err := ctx.Err(); err != nil {
 		return waitError(err)
 	}

@@ -1426,6 +1426,32 @@ func TestHorizonAndWant(t *testing.T) {
 	}
 }
 
+// A bucket's denial that is kept for a small cost tells a larger one how long all of it takes.
+func TestAKeptDenialOfASmallerCost(t *testing.T) {
+	for _, limit := range []Limit{TokenBucket(10, time.Second), LeakyBucket(10, time.Second), FixedWindow(10, time.Second)} {
+		t.Run(limit.Algorithm.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := newDirected(t, 1, limit, model.Variant{}, WithLocalShare(0))
+				defer d.close()
+				d.intoWindow(time.Second, 100*time.Millisecond)
+				for range 12 { // not all at once, so that it comes back bit by bit
+					d.spend(0, 1)
+					time.Sleep(20 * time.Millisecond)
+				}
+				small, _ := d.ls[0].AllowN(t.Context(), "k", 1)
+				large, _ := d.ls[0].AllowN(t.Context(), "k", 10)
+				if small.Allowed || large.Allowed || large.RetryAfter < small.RetryAfter {
+					t.Fatal(small, large)
+				}
+				time.Sleep(large.RetryAfter)
+				if again, _ := d.ls[0].AllowN(t.Context(), "k", 10); !again.Allowed {
+					t.Errorf("waiting %v was not enough: another %v", large.RetryAfter, again.RetryAfter)
+				}
+			})
+		})
+	}
+}
+
 func TestPause(t *testing.T) {
 	for _, tc := range []struct {
 		limit     Limit

@@ -1,8 +1,11 @@
 package tierlimit
 
 import (
+	"context"
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -14,6 +17,7 @@ import (
 	"github.com/tierlimit/tierlimit/internal/envelope"
 	"github.com/tierlimit/tierlimit/internal/model"
 	"github.com/tierlimit/tierlimit/tier"
+	"github.com/tierlimit/tierlimit/tier/remote"
 )
 
 // What a strict reading of outages found once, held to the right values.
@@ -284,4 +288,176 @@ func TestCrashOfTheOnlyInstance(t *testing.T) {
 			t.Errorf("forgotten after %v, want %v", took, deadAfter)
 		}
 	})
+}
+
+// A heartbeat that is lost holds nobody up, however far apart heartbeats are: whoever waits has the next one sent.
+func TestOneLostHeartbeat(t *testing.T) {
+	for _, beat := range []time.Duration{time.Second, 20 * time.Second, time.Minute} {
+		t.Run(beat.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := newDirected(t, 1, TokenBucket(1000, time.Second), model.Variant{}, WithHeartbeat(beat), WithRemoteTimeout(50*time.Millisecond), WithLocalShare(0))
+				defer d.close()
+				var beats atomic.Int64
+				d.wires[0].setFate(func(heartbeat bool, _ []tier.Ask) fate {
+					return fate{lose: heartbeat && beats.Add(1) == 1, there: 100 * time.Microsecond, back: 100 * time.Microsecond}
+				})
+				for end := time.Now().Add(10 * time.Minute); beats.Load() == 0; time.Sleep(time.Millisecond) {
+					if time.Now().After(end) {
+						t.Fatal("no heartbeat was sent")
+					}
+				}
+				time.Sleep(60 * time.Millisecond) // it has timed out
+				began := time.Now()
+				if err := d.ls[0].Refund(t.Context(), "other", 1); err != nil {
+					t.Error(err)
+				}
+				if took := time.Since(began); took > 100*time.Millisecond {
+					t.Errorf("a refund took %v", took)
+				}
+				for d.spend(0, 1) == 0 && time.Since(began) < time.Minute {
+				}
+				if took := time.Since(began); took > 100*time.Millisecond {
+					t.Errorf("nothing was admitted for %v", took)
+				}
+			})
+		})
+	}
+}
+
+// Close while a heartbeat is being lost: none that is sent after it joins the fleet again.
+func TestCloseWhileAHeartbeatIsLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDirected(t, 2, TokenBucket(100, time.Second), model.Variant{}, WithRemoteTimeout(100*time.Millisecond), WithLocalShare(0))
+		var beats atomic.Int64
+		d.wires[0].setFate(func(heartbeat bool, _ []tier.Ask) fate {
+			return fate{lose: heartbeat && beats.Add(1) == 1, there: 20 * time.Millisecond, back: 20 * time.Millisecond}
+		})
+		until(t, "a beat is on its way", func() bool { return beats.Load() >= 1 })
+		if err := d.hs[0].Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(3 * time.Second)
+		if s := d.hs[1].Stats(); s.Instances != 1 || s.Missing != 0 {
+			t.Errorf("after the other's Close: %d instances, %d missing", s.Instances, s.Missing)
+		}
+		d.close()
+	})
+}
+
+// A groupedWire leads to several servers, by the group of a key.
+type groupedWire struct {
+	*wire
+	tagOf func(group uint8) uint8
+	dead  func(tag uint8) bool
+}
+
+func (x *groupedWire) Grouped() bool { return true }
+
+func (x *groupedWire) Domain(g uint8) remote.Domain { return remote.Domain{Tag: x.tagOf(g)} }
+
+func (x *groupedWire) tagOfKey(key string) uint8 {
+	_, rest, _ := strings.Cut(key, "{")
+	group, _, _ := strings.Cut(rest, "}")
+	n, _ := strconv.Atoi(group)
+	return x.tagOf(uint8(n))
+}
+
+func (x *groupedWire) ExchangeThen(ctx context.Context, alg tier.Algorithm, fence int64, dark tier.Darkness, asks []tier.Ask, then func(remote.Reply, error)) {
+	f := x.fateOf(false, asks)
+	f.refuse = f.refuse || x.dead(x.tagOfKey(asks[0].Key))
+	then(carry(ctx, &x.w.air, f, func() remote.Reply { return x.w.exchange(alg, fence, dark, asks) }))
+}
+
+func (x *groupedWire) Heartbeat(ctx context.Context, d remote.Domain, b remote.Beat) (remote.View, error) {
+	f := x.fateOf(true, nil)
+	f.refuse = f.refuse || x.dead(d.Tag)
+	return carry(ctx, &x.w.air, f, func() remote.View {
+		x.w.mu.Lock()
+		defer x.w.mu.Unlock()
+		return remote.View(x.w.store.Heartbeat(x.w.nowNS()/1000, fmt.Sprint(d.Tag), model.Beat(b)))
+	})
+}
+
+// A fleet knows its size also where its keys move to a server that does not answer: the shares begin after the silence and sum to the limit.
+func TestKeysMoveToAServerOutOfReach(t *testing.T) {
+	const moving = 128 // groups from here on do
+	for _, limit := range five(100, time.Minute) {
+		t.Run(limit.Algorithm.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(model.Variant{}, time.Hour, 0)
+				var moved atomic.Bool
+				var hs []*Hybrid
+				var ls []*Limiter
+				for range 4 {
+					x := &groupedWire{
+						wire: &wire{w: w},
+						tagOf: func(g uint8) uint8 {
+							if moved.Load() && g >= moving {
+								return moving
+							}
+							return 0
+						},
+						dead: func(tag uint8) bool { return tag == moving },
+					}
+					h, err := newHybrid([]Option{WithHeartbeat(simBeat), WithRemoteTimeout(simTimeout), WithSyncInterval(simSync), WithLocalShare(0)})
+					if err != nil {
+						t.Fatal(err)
+					}
+					h.begin(x)
+					l, err := h.Limiter("l", limit)
+					if err != nil {
+						t.Fatal(err)
+					}
+					hs, ls = append(hs, h), append(ls, l)
+				}
+				for _, h := range hs {
+					until(t, "the fleet is one", func() bool { s := h.Stats(); return s.State == StateOnline && s.Instances == 4 })
+				}
+				time.Sleep(time.Second)
+				key := ""
+				for i := 0; key == ""; i++ {
+					if _, g := remote.KeyName("tierlimit:", "l", fmt.Sprint(i)); g >= moving {
+						key = fmt.Sprint(i)
+					}
+				}
+				var mem envelope.Memory
+				check := func(i int) {
+					a := envelope.Admission{Called: w.nowNS(), Cost: 1, Key: 1, Instance: int32(i)}
+					r, err := ls[i].Allow(t.Context(), key)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if a.Returned = w.nowNS(); r.Allowed {
+						_ = mem.Record(a)
+					}
+				}
+				for range 60 {
+					for i := range ls {
+						check(i)
+					}
+				}
+				if n := len(mem.History()); n != 100 {
+					t.Fatalf("%d of 100 admitted", n)
+				}
+				moved.Store(true)
+				for range 250 {
+					time.Sleep(time.Second)
+					for i := range ls {
+						check(i)
+					}
+				}
+				if l := ls[0]; l.Bound().Outage != 0 {
+					t.Errorf("Bound: %v", l.Bound())
+				}
+				if n := len(mem.History()); n < 200 {
+					t.Errorf("%d admitted in all, want the shares of some minutes after the move", n)
+				}
+				closeAll(t, hs...)
+				w.air.Wait()
+				if v := envelope.Check(envelopeOf(limit), mem.History()); v.Overshoot > 0 {
+					t.Error(v)
+				}
+			})
+		})
+	}
 }

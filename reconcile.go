@@ -266,9 +266,7 @@ func (d *domain) dispatchLocked(now int64) {
 		return
 	}
 	if !d.freshLocked(now) {
-		if !d.m.beating && !d.m.shaky {
-			d.m.due = min(d.m.due, now)
-		}
+		d.hurryLocked(now)
 		d.beatLocked(now)
 		return
 	}
@@ -337,7 +335,7 @@ func (d *domain) board(b batch) *flight {
 	f.fence = min(d.m.clock.fence(now, d.h.cfg.remoteTimeout), d.m.view.Now+shrink(int64(d.h.viewFor()))/1000)
 	f.dark = d.m.view.Darkness
 	f.rtt, f.rttWorst = d.rtt, d.rttWorst
-	f.wentAway = d.m.wentAway
+	f.wentAway = d.m.backFrom
 	if d.m.backIn == f.dark.Episode {
 		f.back = d.m.back
 	}
