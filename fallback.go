@@ -134,6 +134,9 @@ func (l *Limiter) shareLocked(d *domain, c *local.Cell, p *policy, n, now int64)
 			return denied
 		}
 		ago := max(0, now-begin) / 1000
+		if a := p.tier.Algorithm; a.Bucket() || a == tier.SlidingLog {
+			ago = shrink(ago) // taken as slow, as t is
+		}
 		start := t
 		if heard {
 			start = local.Time{Lo: t.Lo - ago, Hi: t.Hi - ago}

@@ -254,14 +254,18 @@ func (d *domain) beat(learn bool, done func(error)) {
 		d.later(d.h.dropDenials)
 	}
 	if !first && view.LostAt != d.m.lostAt {
-		d.h.log.Warn("Redis lost its data; telling it again what this instance knows")
-		d.later(d.reseed)
+		d.later(func() {
+			d.h.log.Warn("Redis lost its data; telling it again what this instance knows")
+			d.reseed()
+		})
 	}
 	if was, is := missing, view.Darkness.Missing; was == 0 && is > 0 {
-		d.h.log.Warn("members of the fleet are not heard: what may be their shares is kept aside until they are heard again, leave or are forgotten",
-			zap.Int64("missing", is), zap.Int("members", view.N), zap.Int64("share_of", view.Darkness.Fleet), zap.Duration("forgotten_after", d.h.deadAfter()))
+		d.later(func() {
+			d.h.log.Warn("members of the fleet are not heard: what may be their shares is kept aside until they are heard again, leave or are forgotten",
+				zap.Int64("missing", is), zap.Int("members", view.N), zap.Int64("share_of", view.Darkness.Fleet), zap.Duration("forgotten_after", d.h.deadAfter()))
+		})
 	} else if was > 0 && is == 0 {
-		d.h.log.Info("no member of the fleet is missing any more")
+		d.later(func() { d.h.log.Info("no member of the fleet is missing any more") })
 	}
 	d.m.change, d.m.lostAt = view.Change, view.LostAt
 	d.awayLocked(received) // ForceLocal came while the beat was on its way

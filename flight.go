@@ -66,6 +66,9 @@ type entry struct {
 	poll    bool // sent with a kept denial standing
 }
 
+// outdated reports whether SetLimit has changed the period since e was packed.
+func (e *entry) outdated() bool { return e.p.tier.Period != e.l.policy.Load().tier.Period }
+
 // fly takes along what the cells have to tell, sends it, and lets land take in the answer.
 func (f *flight) fly() {
 	d := f.d
@@ -262,7 +265,7 @@ func (f *flight) packLease(e *entry, a *tier.Ask, give bool, now int64) {
 	if p.tier.Algorithm.Bucket() {
 		return
 	}
-	if e.spent > 0 {
+	if e.spent > 0 && !c.Foreign {
 		c.Own.Add(f.ownAt(p, c.Slot, at), e.spent)
 	}
 	if a.Born != 0 {
@@ -359,7 +362,7 @@ func (f *flight) unpackLocked(e *entry, a *tier.Ask) {
 		if c.Log != nil {
 			c.Log.Record(f.d.h.now(), e.spent) // their ages are lost: spent now errs to too few
 		}
-		if e.spent > 0 && !e.p.tier.Algorithm.Bucket() {
+		if e.spent > 0 && !e.p.tier.Algorithm.Bucket() && !c.Foreign {
 			c.Own.Add(f.ownAt(e.p, c.Slot, f.clock.at(f.d.h.now()).Hi), -e.spent)
 		}
 		e.l.local.Add(-e.spent)
@@ -403,7 +406,7 @@ func (f *flight) landLocked(e *entry, want int64, g *tier.Grant, serverNow, sent
 	}
 	admitted, unserved := f.answerServed(e, g)
 	e.l.remote.Add(admitted)
-	if !p.tier.Algorithm.Bucket() && admitted+e.charge > 0 {
+	if !p.tier.Algorithm.Bucket() && admitted+e.charge > 0 && !e.outdated() {
 		c.Own.Add(serverNow/p.tier.PeriodUS(), admitted+e.charge)
 	}
 	deadline := sent + shrink(g.LifeUS*1000)
@@ -524,14 +527,14 @@ func (f *flight) takeLease(e *entry, g *tier.Grant, admitted, deadline, received
 			if c.Log != nil {
 				c.LogSkip += spent
 			}
-			if !p.tier.Algorithm.Bucket() {
+			if !p.tier.Algorithm.Bucket() && !c.Foreign {
 				c.Own.Add(f.ownAt(p, c.Slot, f.clock.at(received).Hi), spent)
 			}
 		}
 		c.Base, c.Retired = 0, 0
 	}
 	c.Unknown = false
-	c.Slot = g.Slot
+	c.Slot, c.Foreign = g.Slot, e.outdated()
 	if c.Flow != nil && g.Lease > 0 {
 		// The lease's places come after those of the callers served; tokens carried keep theirs, before it.
 		first := received + g.DelayUS*1000 + (e.charge+admitted)*p.stepNS

@@ -462,11 +462,11 @@ func (h *Hybrid) evict(c *local.Cell) bool {
 	c.Dead = true
 	h.leased.Add(-c.Counted)
 	c.Counted = 0
-	if c.Share != nil || c.BackReady {
-		h.shareEvicted.Store(h.now())
-	}
 	if h.client == nil {
 		return true
+	}
+	if h.shareCounts(c, h.now()) || c.BackReady {
+		h.shareEvicted.Store(h.now())
 	}
 	h.forgetBack(c)
 	if c.Slot != 0 && (c.Tokens() > 0 || c.Base != c.Tokens()) || c.Refund != 0 || c.ChargeCold > 0 {

@@ -653,7 +653,7 @@ func (l *Limiter) SetLimit(limit Limit) error {
 		defer c.Mu.Unlock()
 		c.Allow()
 		if limit.Period != old.Period {
-			c.Own = local.Own{} // its windows were others
+			c.Own, c.Foreign = local.Own{}, c.Slot != 0 // its windows were others
 		}
 		if l.h.client != nil && c.Slot != 0 {
 			c.Return = true

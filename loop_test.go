@@ -1426,6 +1426,53 @@ func TestHorizonAndWant(t *testing.T) {
 	}
 }
 
+// With a longer period the windows are others: what was spent of a lease of before is not counted in them.
+func TestALongerWindowCountsAnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDirected(t, 1, FixedWindow(1000, time.Second), model.Variant{})
+		defer d.close()
+		for i := 0; i < 200 || d.cell(0).Tokens() == 0 || d.cell(0).Tokens() == d.cell(0).Base; i++ {
+			d.spend(0, 1)
+			time.Sleep(time.Millisecond)
+		}
+		if err := d.ls[0].SetLimit(FixedWindow(300, 4*time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		for range 3 { // windows, each of which is used up
+			d.intoWindow(4*time.Second, 0)
+			for range 1500 {
+				d.spend(0, 1)
+				time.Sleep(time.Millisecond)
+			}
+		}
+		d.intoWindow(4*time.Second, 0)
+		n := 0
+		for range 100 {
+			n += d.spend(0, 1)
+			time.Sleep(time.Millisecond)
+		}
+		var own atomic.Int64
+		d.wires[0].setFate(func(_ bool, asks []tier.Ask) fate {
+			for _, a := range asks {
+				own.Store(max(own.Load(), a.Own))
+			}
+			return fate{there: 100 * time.Microsecond, back: 100 * time.Microsecond}
+		})
+		d.w.mu.Lock()
+		d.w.store.Flush()
+		d.w.mu.Unlock()
+		time.Sleep(200 * time.Millisecond)
+		told := own.Load()
+		for range 1000 {
+			n += d.spend(0, 1)
+			time.Sleep(time.Millisecond)
+		}
+		if told < 50 || told > 100 || n < 200 || n > 300 {
+			t.Errorf("Redis was told of %d of a window of 300 of which 100 were spent, and %d were admitted in all", told, n)
+		}
+	})
+}
+
 // A bucket's denial that is kept for a small cost tells a larger one how long all of it takes.
 func TestAKeptDenialOfASmallerCost(t *testing.T) {
 	for _, limit := range []Limit{TokenBucket(10, time.Second), LeakyBucket(10, time.Second), FixedWindow(10, time.Second)} {

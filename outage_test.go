@@ -12,8 +12,10 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
+	"github.com/tierlimit/tierlimit/breaker"
 	"github.com/tierlimit/tierlimit/internal/envelope"
 	"github.com/tierlimit/tierlimit/internal/model"
 	"github.com/tierlimit/tierlimit/tier"
@@ -460,4 +462,86 @@ func TestKeysMoveToAServerOutOfReach(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The share of a bucket that is asked for late in an outage is credited with the time that passed by this instance's clock taken as slow, as one
+// that is asked for at once is.
+func TestALateShareOfABucket(t *testing.T) {
+	for _, early := range []bool{true, false} {
+		t.Run(fmt.Sprintf("early=%t", early), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				limit := TokenBucket(1_000_000, 24*time.Hour)
+				slow := breaker.Settings{Failures: 2, Cooldown: 10 * time.Minute}
+				d := &directed{t: t, w: newWorld(model.Variant{}, time.Hour, -999)} // the instances' clocks are fast
+				for i := range 2 {
+					x := &wire{w: d.w}
+					h, l := join(t, x, limit, ms(i*700), WithHeartbeat(time.Second), WithRemoteTimeout(50*time.Millisecond), WithLocalShare(0), WithBreaker(slow))
+					d.hs, d.ls, d.wires = append(d.hs, h), append(d.ls, l), append(d.wires, x)
+				}
+				for _, h := range d.hs {
+					until(t, "the fleet is one", func() bool { s := h.Stats(); return s.State == StateOnline && s.Instances == 2 })
+				}
+				time.Sleep(10 * time.Second)
+				if d.spendN(0, 1, 1_000_000) != 1 {
+					t.Fatal("not full")
+				}
+				d.cutAll()
+				time.Sleep(time.Minute)
+				if early {
+					d.spend(0, 3)
+					d.spend(1, 3)
+				}
+				time.Sleep(20 * time.Hour)
+				for i := range 2 {
+					d.spend(i, 3)
+					for n := int64(1 << 19); n > 0; n /= 2 {
+						d.spendN(i, 1, n)
+					}
+				}
+				if v := d.verdict(); v.Overshoot > 0 {
+					t.Error(v)
+				}
+			})
+		})
+	}
+}
+
+// What the log calls is called without a lock: it may ask for anything, and take its time.
+func TestALogMayAsk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var asked atomic.Pointer[Hybrid]
+		var stuck atomic.Int64
+		core, _ := observer.New(zap.InfoLevel)
+		log := zap.New(core, zap.Hooks(func(zapcore.Entry) error {
+			h := asked.Load()
+			if h == nil {
+				return nil
+			}
+			done := make(chan struct{})
+			go func() { h.Stats(); close(done) }()
+			select {
+			case <-done:
+			case <-time.After(2 * time.Second):
+				stuck.Add(1)
+			}
+			return nil
+		}))
+		w := newWorld(model.Variant{}, time.Hour, 0)
+		opts := []Option{WithHeartbeat(200 * time.Millisecond), WithRemoteTimeout(100 * time.Millisecond), WithSyncInterval(simSync)}
+		gone := &wire{w: w}
+		h, _ := join(t, &wire{w: w}, TokenBucket(100, time.Second), 0, append(opts, WithLogger(log))...)
+		asked.Store(h)
+		other, _ := join(t, gone, TokenBucket(100, time.Second), 0, opts...)
+		until(t, "the fleet is one", func() bool { return h.Stats().Instances == 2 })
+		gone.setFate(cutOff)
+		until(t, "it is missed", func() bool { return h.Stats().Missing == 1 })
+		w.mu.Lock()
+		w.store.Flush()
+		w.mu.Unlock()
+		time.Sleep(2 * time.Second)
+		closeAll(t, h, other)
+		if n := stuck.Load(); n != 0 {
+			t.Errorf("%d entries were logged with a lock held", n)
+		}
+	})
 }

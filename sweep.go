@@ -49,12 +49,11 @@ func (h *Hybrid) idle(c *local.Cell) local.Fate {
 	}
 	switch {
 	case c.Queued || c.InFlight || len(c.Waiters) > 0, // it is being settled,
-		c.Settled == 0 && c.Born == 0, // or about to be
 		now <= c.Deadline() && (c.Return || c.Slot != 0 && (c.Tokens() > 0 || c.Base > 0) || c.Retired > 0), // holds a lease, or has not reported it
-		c.Refund != 0 || c.ChargeCold > 0,                           // or something else
-		c.DeniedUntil() > now,                                       // knows what Redis said
-		c.Share != nil || c.BackReady,                               // counts for an outage
-		c.BackSent() != 0 && now < c.Settled+int64(h.longestFill()), // or has counted for one that is remembered
+		c.Refund != 0 || c.ChargeCold > 0,                                                    // or something else
+		c.DeniedUntil() > now,                                                                // knows what Redis said
+		h.shareCounts(c, now) || c.BackReady,                                                 // counts for an outage
+		c.BackSent() != 0 && now < c.Settled+int64(h.longestFill()),                          // or has counted for one that is remembered
 		fate == local.Remember && (now < c.Settled+int64(sweepRound) || l.cfg.coldStart > 0): // is in use, or counts what ColdAdmit let through
 		return local.Keep
 	}
@@ -63,6 +62,23 @@ func (h *Hybrid) idle(c *local.Cell) local.Fate {
 	c.Counted = 0
 	h.forgetBack(c) // its darkness may be remembered for longer yet
 	return fate
+}
+
+// shareCounts reports whether what c's outage share admitted may still matter. Caller holds c.Mu.
+func (h *Hybrid) shareCounts(c *local.Cell, now int64) bool {
+	if c.Share == nil {
+		return false
+	}
+	d, p := h.domainOf(c), h.limiter(c.Owner).policy.Load()
+	switch at := c.Outage().ShareAt; {
+	case at == neverHeard: // it is charged
+		return true
+	case at == d.outageID():
+		return true
+	case p.tier.Algorithm.Bucket(): // it was never in the store: over with its outage
+		return false
+	}
+	return c.Share.Admitted(shareTime(p.tier.Algorithm, d.serverClock(), now)) > 0
 }
 
 // recall calls visit, with the lock held, for the cells of those keys of which there is a memo and which are wanted; they are made for it.

@@ -143,6 +143,7 @@ func TestWhatKeepsACell(t *testing.T) {
 			"denial":  func(c *local.Cell, on bool) { c.Deny(1, one(on)*known) },
 			"share": func(c *local.Cell, on bool) {
 				c.Share = map[bool]local.State{true: local.New(d.ls[0].Limit().tier(), local.At(1), true)}[on]
+				c.Outage().ShareAt = neverHeard
 			},
 			"told":     func(c *local.Cell, on bool) { c.Outage().BackSent = one(on) },
 			"refund":   func(c *local.Cell, on bool) { c.Refund = one(on) },
@@ -223,4 +224,37 @@ func TestANewPeriodReachesMemos(t *testing.T) {
 			t.Errorf("after a new period: %+v", c)
 		}
 	})
+}
+
+// Keys that were asked for in an outage are let go of like others once it is over and they are full.
+func TestCellsOfAnOutageAreLetGo(t *testing.T) {
+	for _, limit := range five(1000, time.Second) {
+		for _, before := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%v/seen before=%t", limit.Algorithm, before), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					d := newDirected(t, 1, limit, model.Variant{}, WithLocalShare(0))
+					defer d.close()
+					all := func() {
+						for i := range 500 {
+							if _, err := d.ls[0].Allow(t.Context(), fmt.Sprint(i)); err != nil {
+								t.Fatal(err)
+							}
+						}
+					}
+					if before {
+						all()
+					}
+					d.cutAll()
+					time.Sleep(10 * time.Second)
+					all()
+					d.wires[0].setFate(nil)
+					until(t, "it is back", func() bool { return online(d.hs[0]) })
+					time.Sleep(6 * sweepRound)
+					if n := d.hs[0].table.Len() + d.hs[0].table.Remembered(); n != 0 {
+						t.Errorf("%d keys are held that are idle and full for a minute", n)
+					}
+				})
+			})
+		}
+	}
 }

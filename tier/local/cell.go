@@ -46,6 +46,7 @@ type Settlement struct {
 	InFlight  bool // an exchange is on its way
 	Unknown   bool // an exchange timed out: what it did is not known, so nothing may be claimed of this lease
 	Return    bool // hand everything back at the next exchange
+	Foreign   bool // the lease is of a limit with another period: Own has other windows
 	BackReady bool // BackOwn is settled and to be sent
 	Waiters   []*Waiter
 
