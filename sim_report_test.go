@@ -142,6 +142,9 @@ func simSizes() []int {
 
 // TestSimulation: overshoot is 0 at any size of fleet, sync interval and round trip, and what that costs.
 func TestSimulation(t *testing.T) {
+	if !simLong {
+		t.Log("part of the matrix; TIERLIMIT_LONG=1 runs all")
+	}
 	began := time.Now()
 	d := new(simDoc)
 	prices := typicalPrices

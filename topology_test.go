@@ -159,6 +159,7 @@ func TestClusterManyKeys(t *testing.T) {
 
 // A Ring of two shards: per key exact, keys on both, a domain each.
 func TestRing(t *testing.T) {
+	wholeMatrix(t)
 	shards := []*redistest.Process{redistest.Start(t), redistest.Start(t)}
 	ctx := patience(t)
 	j := newJury(t)
