@@ -25,11 +25,11 @@ import (
 	"github.com/tierlimit/tierlimit/internal/redistest"
 )
 
-// What other limiters got wrong, by public reports, held to the right values. The numbers in comments tell the cases apart.
+// What other limiters got wrong, by public reports, held to the right values.
 
 // ---- A. Redis slow, down, wrong ----
 
-// 1: a peer accepts and never answers: the callers of the breaker's five exchanges wait one timeout each, nobody after them.
+// A peer accepts and never answers: the callers of the breaker's five exchanges wait one timeout each, nobody after them.
 func TestCaseSilentPeer(t *testing.T) {
 	j := newJury(t)
 	for range 6 {
@@ -65,7 +65,7 @@ func TestCaseSilentPeer(t *testing.T) {
 	}
 }
 
-// 2: goroutines and memory stay flat while Redis is stopped, and no call takes longer than the timeout.
+// Goroutines and memory stay flat while Redis is stopped, and no call takes longer than the timeout.
 func TestCaseStoppedRedis(t *testing.T) {
 	j := newJury(t)
 	for range 3 {
@@ -131,7 +131,7 @@ func heapInUse() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// 3 and 4: a caller's context ends its wait, and without one the built-in timeout does.
+// A caller's context ends its wait, and without one the built-in timeout does.
 func TestCaseContextAgainstHungRedis(t *testing.T) {
 	j := newJury(t)
 	for range 6 {
@@ -170,7 +170,7 @@ func TestCaseContextAgainstHungRedis(t *testing.T) {
 	}
 }
 
-// 5: a closed port is a state, and Redis is used within a probe interval once it is there.
+// A closed port is a state, and Redis is used within a probe interval once it is there.
 func TestCaseRedisComesUpLater(t *testing.T) {
 	px := redistest.StartProxy(t, sharedServer(t).Addr())
 	if err := px.SetMode(redistest.Refuse); err != nil {
@@ -212,7 +212,7 @@ func TestFarRedisIsReached(t *testing.T) {
 	eventually(t, "online", func() bool { return h.Stats().State == tierlimit.StateOnline })
 }
 
-// 6: the policies, with a Redis that was never up.
+// The policies, with a Redis that was never up.
 func TestCaseFallbackPolicies(t *testing.T) {
 	farFromWindowEnd(time.Minute, 4*time.Second)
 	for policy, want := range map[tierlimit.FallbackPolicy]int{
@@ -231,7 +231,7 @@ func TestCaseFallbackPolicies(t *testing.T) {
 				n++
 			}
 			if h.Stats().State != tierlimit.StateShare {
-				time.Sleep(5 * time.Millisecond) // until the breaker opens
+				time.Sleep(5 * time.Millisecond) // so that the breaker opens within these 100 calls, which are counted
 			}
 		}
 		if n != want {
@@ -254,7 +254,7 @@ func TestCaseFallbackPolicies(t *testing.T) {
 	}
 }
 
-// 8: an exhausted key is a denial and no failure.
+// An exhausted key is a denial and no failure.
 func TestCaseExhaustedKeyIsNoFailure(t *testing.T) {
 	h := onShared(t, tierlimit.WithLocalShare(0))
 	l := limiterOf(t, h, tierlimit.TokenBucket(3, time.Hour))
@@ -270,7 +270,7 @@ func TestCaseExhaustedKeyIsNoFailure(t *testing.T) {
 
 // ---- B. Local tier and exchange ----
 
-// 12: what is spent is charged once, however often it is settled.
+// What is spent is charged once, however often it is settled.
 func TestCaseNothingIsChargedTwice(t *testing.T) {
 	for _, limit := range fiveOf(20, time.Hour) {
 		t.Run(limit.Algorithm.String(), func(t *testing.T) {
@@ -301,7 +301,7 @@ func TestCaseNothingIsChargedTwice(t *testing.T) {
 	}
 }
 
-// 13: two Hybrids do not meet, be it by database or by prefix.
+// Two Hybrids do not meet, be it by database or by prefix.
 func TestCaseTwoHybridsOfOneProcess(t *testing.T) {
 	srv, prefix := sharedServer(t), ownPrefix(t)
 	one := hybridOn(t, clientOf(t, srv.Options()), prefix)
@@ -317,7 +317,7 @@ func TestCaseTwoHybridsOfOneProcess(t *testing.T) {
 	}
 }
 
-// 16: no token is lost or made while limits change under load.
+// No token is lost or made while limits change under load.
 func TestCaseLimitChangesUnderLoad(t *testing.T) {
 	for _, remote := range []bool{false, true} {
 		for _, limit := range fiveOf(3000, time.Hour) {
@@ -385,7 +385,7 @@ func TestCaseLimitChangesUnderLoad(t *testing.T) {
 	}
 }
 
-// 17: the key is deleted under a warm cache.
+// The key is deleted under a warm cache.
 func TestCaseKeyDeleted(t *testing.T) {
 	for _, limit := range fiveOf(100, time.Hour) {
 		t.Run(limit.Algorithm.String(), func(t *testing.T) {
@@ -427,7 +427,7 @@ func TestCaseKeyDeleted(t *testing.T) {
 	}
 }
 
-// 18: limit 1, two instances, 30 hits.
+// Limit 1, two instances, 30 hits.
 func TestCaseLimitOne(t *testing.T) {
 	for _, limit := range fiveOf(1, time.Hour) {
 		farFromWindowEnd(time.Hour, 10*time.Second)
@@ -440,7 +440,7 @@ func TestCaseLimitOne(t *testing.T) {
 	}
 }
 
-// 20: many goroutines on one key.
+// Many goroutines on one key.
 func TestCaseManyGoroutinesOneKey(t *testing.T) {
 	for _, share := range []float64{0, 0.1, 1} {
 		l := limiterOf(t, onShared(t, tierlimit.WithLocalShare(share)), tierlimit.TokenBucket(100, time.Hour))
@@ -465,7 +465,7 @@ func TestCaseManyGoroutinesOneKey(t *testing.T) {
 	}
 }
 
-// 21: no lock is held over the round trip.
+// No lock is held over the round trip.
 func TestCaseKeysInParallel(t *testing.T) {
 	px := redistest.StartProxy(t, sharedServer(t).Addr())
 	h := hybridOn(t, clientOf(t, px.Options()), ownPrefix(t))
@@ -487,7 +487,7 @@ func TestCaseKeysInParallel(t *testing.T) {
 	}
 }
 
-// 23: the last token passes on the cold path and on the warm one.
+// The last token passes on the cold path and on the warm one.
 func TestCaseLastToken(t *testing.T) {
 	for _, limit := range fiveOf(10, time.Hour) {
 		farFromWindowEnd(time.Hour, 10*time.Second)
@@ -505,7 +505,7 @@ func TestCaseLastToken(t *testing.T) {
 
 // ---- C. Time to live ----
 
-// 24: every key has a time to live after every operation, and idle keys go.
+// Every key has a time to live after every operation, and idle keys go.
 func TestCaseTimeToLive(t *testing.T) {
 	for _, limit := range fiveOf(20, 500*time.Millisecond) {
 		t.Run(limit.Algorithm.String(), func(t *testing.T) {
@@ -572,7 +572,7 @@ func TestCaseTimeToLive(t *testing.T) {
 	}
 }
 
-// 25: short windows work.
+// Short windows work.
 func TestCaseShortWindows(t *testing.T) {
 	for _, window := range []time.Duration{500 * time.Millisecond, 250 * time.Millisecond, time.Millisecond} {
 		for _, limit := range fiveOf(5, window) {
@@ -611,23 +611,30 @@ func spendRecorded(t *testing.T, l *tierlimit.Limiter, key string, calls int, me
 	return n
 }
 
-// 26: hits never extend a fixed window.
+// Hits never extend a fixed window.
 func TestCaseHitsDoNotExtendAWindow(t *testing.T) {
-	l := limiterOf(t, onShared(t), tierlimit.FixedWindow(3, 500*time.Millisecond))
-	n := 0
-	for began := time.Now(); time.Since(began) < 2100*time.Millisecond; time.Sleep(10 * time.Millisecond) {
+	const window = 500 * time.Millisecond
+	l := limiterOf(t, onShared(t), tierlimit.FixedWindow(3, window))
+	n, began, late := 0, time.Now(), watchMachine(t)
+	for ; time.Since(began) < 2100*time.Millisecond; time.Sleep(10 * time.Millisecond) {
 		if allowN(t, l, "k", 1).Allowed {
 			n++
 		}
 	}
-	if n < 12 || n > 18 {
-		t.Errorf("%d admitted in 2.1s under 3 per 500ms", n)
+	took := time.Since(began)
+	if most := 3 * int(took/window+2); n > most {
+		t.Errorf("%d admitted in %v under 3 per 500ms, at most %d fit in", n, took, most)
 	}
+	newJury(t).judge(t, busy(late()), func(short func(string, ...any)) {
+		if n < 12 {
+			short("%d admitted in %v under 3 per 500ms", n, took)
+		}
+	})
 }
 
 // ---- D. Numbers ----
 
-// 28: waiting exactly RetryAfter is enough for a single caller.
+// Waiting exactly RetryAfter is enough for a single caller.
 func TestCaseRetryAfterIsEnough(t *testing.T) {
 	for _, limit := range fiveOf(4, 200*time.Millisecond) {
 		t.Run(limit.Algorithm.String(), func(t *testing.T) {
@@ -672,7 +679,7 @@ func TestCaseRetryAfterIsEnough(t *testing.T) {
 	})
 }
 
-// 29: one call of a burst of 1000 leaves 999 at every rate.
+// One call of a burst of 1000 leaves 999 at every rate.
 func TestCaseRemainingAtEveryRate(t *testing.T) {
 	h, alone := onShared(t), alone(t)
 	for _, rate := range []int64{1, 10, 100, 1000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000, 1_000_000_000} {
@@ -688,7 +695,7 @@ func TestCaseRemainingAtEveryRate(t *testing.T) {
 	}
 }
 
-// 31: a capacity of 1e15 goes down by one per call.
+// A capacity of 1e15 goes down by one per call.
 func TestCaseGreatCapacity(t *testing.T) {
 	for _, limit := range []tierlimit.Limit{
 		tierlimit.TokenBucket(1, time.Hour).WithBurst(1e15), tierlimit.LeakyBucket(1, time.Hour).WithBurst(1e15),
@@ -711,7 +718,7 @@ func TestCaseGreatCapacity(t *testing.T) {
 	}
 }
 
-// 32: a lowered capacity is in force at once.
+// A lowered capacity is in force at once.
 func TestCaseCapacityLowered(t *testing.T) {
 	for _, limit := range fiveOf(100, time.Hour) {
 		for _, h := range []*tierlimit.Hybrid{onShared(t, tierlimit.WithLocalShare(1)), alone(t)} {
@@ -722,7 +729,7 @@ func TestCaseCapacityLowered(t *testing.T) {
 				if h.Stats().Leased > 1 && h.Stats().Exchanges > 0 {
 					break
 				}
-				time.Sleep(5 * time.Millisecond)
+				time.Sleep(5 * time.Millisecond) // 50 calls at most: a rate that is known leases
 			}
 			if h.Stats().Exchanges > 0 && h.Stats().Leased == 0 {
 				t.Errorf("%v: no lease is in hand", limit.Algorithm)
@@ -745,7 +752,7 @@ func TestCaseCapacityLowered(t *testing.T) {
 	}
 }
 
-// 30, 33, 37, 40: buckets by a clock that can be told what to do.
+// Buckets by a clock that can be told what to do.
 func TestCaseBucketArithmetic(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, err := tierlimit.NewLocal()
@@ -801,7 +808,7 @@ func TestCaseBucketArithmetic(t *testing.T) {
 	})
 }
 
-// 34, 35, 36: costs and limits that are none.
+// Costs and limits that are none.
 func TestCaseOddCosts(t *testing.T) {
 	for _, limit := range append(fiveOf(5, time.Hour), tierlimit.TokenBucket(1, 86400*time.Second)) {
 		farFromWindowEnd(time.Hour, 10*time.Second)
@@ -880,7 +887,7 @@ func TestCaseOddCosts(t *testing.T) {
 	}
 }
 
-// 38: waits.
+// Waits.
 func TestCaseWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, limit := range fiveOf(1, time.Second) {
@@ -1016,8 +1023,9 @@ func TestCaseLeakyQueueGivesUp(t *testing.T) {
 
 // ---- E. Clocks ----
 
-// 42: microseconds below 100000 have leading zeros on the wire. The window's end is the same whenever it is asked for.
+// Microseconds below 100000 have leading zeros on the wire. The window's end is the same whenever it is asked for.
 func TestCaseServerTime(t *testing.T) {
+	farFromWindowEnd(24*time.Hour, 10*time.Second)
 	l := limiterOf(t, onShared(t, tierlimit.WithLocalShare(0)), tierlimit.FixedWindow(1e9, 24*time.Hour))
 	allowN(t, l, "k", 1)
 	for began := time.Now(); time.Since(began) < 1100*time.Millisecond; time.Sleep(5 * time.Millisecond) {
@@ -1033,7 +1041,7 @@ func TestCaseServerTime(t *testing.T) {
 
 // ---- F. Keys ----
 
-// 45: any bytes are a key, and no two share a count.
+// Any bytes are a key, and no two share a count.
 func TestCaseKeys(t *testing.T) {
 	keys := []string{
 		"", "a", "{", "}", "{}", "{a}", "a:b", ":", "::", "a:", ":a", " ", "\x00", "\x00\x00", "a\x00b", "\n", "%d", "*", "?", "[a]", `\`, "!beats",
@@ -1080,7 +1088,7 @@ func TestCaseKeys(t *testing.T) {
 
 // ---- L. Life cycle ----
 
-// 47: Close.
+// Close.
 func TestCaseClose(t *testing.T) {
 	server := sharedServer(t)
 	for _, remote := range []bool{true, false} {
@@ -1165,7 +1173,7 @@ func TestCaseUnspentTokensReturn(t *testing.T) {
 				if allowN(t, l, "k", 1).Allowed {
 					n++
 				}
-				time.Sleep(time.Millisecond)
+				time.Sleep(time.Millisecond) // the rate at which it is checked, by which it is leased
 			}
 			if h.Stats().Leased == 0 {
 				t.Error("nothing is leased to a key with 1000 checks a second")
@@ -1181,7 +1189,7 @@ func TestCaseUnspentTokensReturn(t *testing.T) {
 	}
 }
 
-// 49: a reset beats a denial, with a real Redis.
+// A reset beats a denial, with a real Redis.
 func TestCaseReset(t *testing.T) {
 	for _, limit := range fiveOf(3, time.Hour) {
 		farFromWindowEnd(time.Hour, 10*time.Second)
@@ -1490,7 +1498,7 @@ func TestForceLocalShare(t *testing.T) {
 	h, l := get()
 	other, theirs := get()
 	eventually(t, "a fleet of two", fleetOf(2, h, other))
-	time.Sleep(time.Second) // each has acknowledged the other: before, it has no share
+	time.Sleep(time.Second) // each has acknowledged the other, which nothing tells: before, it has no share
 	var mem envelope.Memory
 	spendRecorded(t, l, "k", 10, &mem)
 	h.ForceLocal(true)

@@ -1,10 +1,12 @@
 package tierlimit_test
 
 import (
+	"cmp"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -53,6 +55,60 @@ func TestDocsNameRealTests(t *testing.T) {
 	}
 }
 
+// Links between documents lead somewhere, to a heading too where they name one.
+func TestDocsLink(t *testing.T) {
+	anchor := func(heading string) string {
+		heading = regexp.MustCompile(`[^\p{L}\p{N} _-]`).ReplaceAllString(strings.ToLower(strings.TrimSpace(strings.TrimLeft(heading, "# "))), "")
+		return strings.ReplaceAll(heading, " ", "-")
+	}
+	followed := 0
+	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() && strings.HasPrefix(d.Name(), ".") && path != "." {
+			return cmp.Or(err, filepath.SkipDir)
+		}
+		if !strings.HasSuffix(path, ".md") {
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		for _, m := range regexp.MustCompile(`\]\(([^)\s]+)\)`).FindAllStringSubmatch(string(text), -1) {
+			if strings.Contains(m[1], "://") {
+				continue
+			}
+			followed++
+			file, fragment, _ := strings.Cut(m[1], "#")
+			target := path
+			if file != "" {
+				target = filepath.Join(filepath.Dir(path), file)
+			}
+			if _, err := os.Stat(target); err != nil {
+				t.Errorf("%s: a link leads nowhere: %s", path, m[1])
+				continue
+			}
+			if fragment == "" {
+				continue
+			}
+			body, err := os.ReadFile(target)
+			if err != nil {
+				return err
+			}
+			headings := regexp.MustCompile(`(?m)^#+ .*$`).FindAllString(string(body), -1)
+			if !slices.ContainsFunc(headings, func(h string) bool { return anchor(h) == fragment }) {
+				t.Errorf("%s: there is no heading %s", path, m[1])
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if followed < 50 {
+		t.Errorf("%d links were followed", followed)
+	}
+}
+
 // The table of docs/algorithms.md is what Example_algorithms prints.
 func TestDocsShowTheAlgorithms(t *testing.T) {
 	doc, err := os.ReadFile("docs/algorithms.md")
@@ -80,5 +136,41 @@ func TestDocsShowTheAlgorithms(t *testing.T) {
 	}
 	if rows < 8 {
 		t.Errorf("the example prints %d rows, want a table", rows)
+	}
+}
+
+// Under the race detector the jury judges nothing: each test that has one is among those that .ci/run runs without it.
+func TestWhatIsJudgedRunsWithoutTheRaceDetector(t *testing.T) {
+	script, err := os.ReadFile(".ci/run")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := regexp.MustCompile(`(?m)^go test -count=1 .*-run '([^']+)' \.$`).FindAllSubmatch(script, -1)
+	if len(lines) != 1 {
+		t.Fatalf("%d lines of .ci/run run tests of the root package without the race detector, want 1", len(lines))
+	}
+	run := regexp.MustCompile(string(lines[0][1]))
+	files, err := filepath.Glob("*_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	judged := 0
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for decl := range strings.SplitSeq(string(text), "\nfunc ") {
+			name, _, _ := strings.Cut(decl, "(")
+			if !strings.HasPrefix(name, "Test") || !strings.Contains(decl, "newJury(t)") && !strings.Contains(decl, "chaos.Run(t") || file == "docs_test.go" {
+				continue
+			}
+			if judged++; !run.MatchString(name) {
+				t.Errorf("%s is judged nowhere: .ci/run does not name it", name)
+			}
+		}
+	}
+	if judged < 15 {
+		t.Errorf("%d tests with a jury were found", judged)
 	}
 }

@@ -22,6 +22,14 @@ func init() { fleet.Main() }
 // long says whether the whole matrix runs: make fleet.
 var long = os.Getenv("TIERLIMIT_LONG") != ""
 
+// wholeMatrix says so where a test does less without TIERLIMIT_LONG.
+func wholeMatrix(t *testing.T) {
+	t.Helper()
+	if !long {
+		t.Log("part of the matrix; TIERLIMIT_LONG=1 runs all")
+	}
+}
+
 const fleetSize = 8
 
 // online is how long a fleet may take until all instances have heard from Redis. One that has not counts itself alone.
@@ -90,6 +98,7 @@ func exact(t *testing.T, limit tierlimit.Limit, r *fleet.Result) {
 
 // G1: overshoot 0, whatever the algorithm, the split, the load, and the replies that are lost.
 func TestFleetExact(t *testing.T) {
+	wholeMatrix(t)
 	srv := redistest.Start(t)
 	rows := new(table)
 	rows.print(t)
@@ -141,6 +150,7 @@ func TestFleetExact(t *testing.T) {
 
 // G1 with instances that are killed while they hold leases, hang while others go on, and come back.
 func TestFleetExactWithKills(t *testing.T) {
+	wholeMatrix(t)
 	srv := redistest.Start(t)
 	rows := new(table)
 	rows.print(t)
@@ -211,6 +221,7 @@ func (u useCase) name() string {
 
 // G2: what the limit allows is admitted when it is wanted.
 func TestFleetUtilisation(t *testing.T) {
+	wholeMatrix(t)
 	srv := redistest.Start(t)
 	rows := new(table)
 	rows.print(t)
@@ -403,6 +414,7 @@ func TestFleetExchanges(t *testing.T) {
 // The long tail is absorbed too: many keys of a slow limit, each checked moderately often, are answered from leases while
 // there is plenty.
 func TestFleetLongTail(t *testing.T) {
+	wholeMatrix(t)
 	srv := redistest.Start(t)
 	keys := make([]string, 2000)
 	if long {

@@ -195,7 +195,7 @@ func join(t *testing.T, x *wire, limit Limit, began time.Duration, opts ...Optio
 	return h, l
 }
 
-// until waits in steps of a millisecond of the bubble's time, at most a minute of it.
+// until waits in steps of a millisecond, at most a minute: of the bubble's time where the test is in one, else of the machine's.
 func until(t *testing.T, what string, f func() bool) {
 	t.Helper()
 	for range 60_000 {
@@ -993,7 +993,7 @@ func TestALeaseEndsAtItsDeadline(t *testing.T) {
 	})
 }
 
-// 22: many keys due at once are sent in chunks that do not block Redis, and a key in flight is not sent again.
+// Many keys due at once are sent in chunks that do not block Redis, and a key in flight is not sent again.
 func TestManyKeysAreChunked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDirected(t, 1, TokenBucket(10, time.Minute), model.Variant{})
@@ -1056,7 +1056,7 @@ func TestCallersOfOneKeyShareAnExchange(t *testing.T) {
 	})
 }
 
-// 18: an answer that comes after its caller gave up changes nothing any more.
+// An answer that comes after its caller gave up changes nothing any more.
 func TestALateAnswerIsDropped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDirected(t, 1, FixedWindow(100, time.Hour), model.Variant{}, WithLocalShare(0), WithBreaker(breaker.Settings{Failures: 100}))
@@ -1090,7 +1090,7 @@ func TestALateAnswerIsDropped(t *testing.T) {
 	})
 }
 
-// 49: a reset and a raised limit beat kept denials, here at once and elsewhere within a heartbeat.
+// A reset and a raised limit beat kept denials, here at once and elsewhere within a heartbeat.
 func TestResetBeatsKeptDenials(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDirected(t, 2, TokenBucket(3, time.Hour), model.Variant{})
@@ -1550,7 +1550,7 @@ func TestDropWaiter(t *testing.T) {
 
 // ---- cases that take longer than a test may ----
 
-// 7: ten instances without Redis admit the limit together, and a limit that does not divide is split without a rest.
+// Ten instances without Redis admit the limit together, and a limit that does not divide is split without a rest.
 func TestSharesSumToTheLimit(t *testing.T) {
 	for _, tc := range []struct {
 		n, rate int64
@@ -1599,7 +1599,7 @@ func TestSharesSumToTheLimit(t *testing.T) {
 	}
 }
 
-// 14: a minute of three times 1000/s over five instances.
+// A minute of three times 1000/s over five instances.
 func TestAMinuteOfOverload(t *testing.T) {
 	for _, limit := range five(1000, time.Second) {
 		t.Run(limit.Algorithm.String(), func(t *testing.T) {
@@ -1637,7 +1637,7 @@ func TestAMinuteOfOverload(t *testing.T) {
 	}
 }
 
-// 15: leases of ten instances, their leftovers spent when the window is over.
+// Leases of ten instances, their leftovers spent when the window is over.
 func TestLeftoversAtTheEndOfTheWindow(t *testing.T) {
 	caught(t, model.Variant{NoStretch: true}, func(t *testing.T, v model.Variant) envelope.Verdict {
 		d := newDirected(t, 10, SlidingLog(100, 2*time.Second), v, WithLeaseTTL(time.Second))
@@ -1674,7 +1674,7 @@ func TestLeftoversAtTheEndOfTheWindow(t *testing.T) {
 	})
 }
 
-// 41: a server that is a minute ahead or behind, or whose clock steps an hour: nobody starves, nothing is made.
+// A server that is a minute ahead or behind, or whose clock steps an hour: nobody starves, nothing is made.
 func TestClocks(t *testing.T) {
 	for _, limit := range five(100, time.Second) {
 		for _, offset := range []time.Duration{time.Minute, -time.Minute, 1000 * time.Hour} {

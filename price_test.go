@@ -1,3 +1,7 @@
+//go:build !race
+
+// The race detector makes each part dearer by a factor of its own; .ci/run runs this without it.
+
 package tierlimit
 
 import (
@@ -13,9 +17,6 @@ import (
 // What a warm check may cost beside the least that any keyed limiter does: hash the key, find it, read the clock, count. The bounds are a
 // third above what it is: ratios of times taken in turns, each the least of many, so that neither the machine nor its load is judged.
 func TestPriceOfAWarmCheck(t *testing.T) {
-	if raceEnabled {
-		t.Skip("the race detector makes each part dearer by a factor of its own; .ci/run runs this without it")
-	}
 	const (
 		rounds, each       = 60, 5000
 		mostWarm, mostDeny = 3.1, 3.2 // measured 2.3 and 2.4

@@ -19,13 +19,7 @@ func TestReadme(t *testing.T) {
 	if len(blocks) != 1 {
 		t.Fatalf("%d Go blocks, want 1", len(blocks))
 	}
-	file := filepath.Join(t.TempDir(), "main.go")
-	if err := os.WriteFile(file, []byte(blocks[0][1]), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if out, err := exec.Command("go", "vet", file).CombinedOutput(); err != nil {
-		t.Errorf("the Go block does not build: %v\n%s", err, out)
-	}
+	vet(t, blocks[0][1])
 	makefile, err := os.ReadFile("Makefile")
 	if err != nil {
 		t.Fatal(err)
@@ -35,9 +29,44 @@ func TestReadme(t *testing.T) {
 			t.Errorf("there is no target %s", target[0])
 		}
 	}
-	for _, link := range regexp.MustCompile(`\]\(([^)#]+)\)`).FindAllStringSubmatch(string(text), -1) {
-		if _, err := os.Stat(link[1]); err != nil {
-			t.Errorf("a link leads nowhere: %v", err)
-		}
+}
+
+// The options that docs/operations.md advises are there. Its Go blocks are expressions.
+func TestOperationsCompiles(t *testing.T) {
+	text, err := os.ReadFile("docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := regexp.MustCompile("(?s)```go\n(.*?)```").FindAllStringSubmatch(string(text), -1)
+	if len(blocks) == 0 {
+		t.Fatal("no Go block")
+	}
+	for _, b := range blocks {
+		vet(t, `package main
+
+import (
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+var addr = "localhost:6379"
+
+func main() {
+	_ = `+strings.TrimSpace(b[1])+`
+	_ = time.Second
+}
+`)
+	}
+}
+
+func vet(t *testing.T, program string) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "main.go")
+	if err := os.WriteFile(file, []byte(program), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("go", "vet", file).CombinedOutput(); err != nil {
+		t.Errorf("a Go block does not build: %v\n%s", err, out)
 	}
 }

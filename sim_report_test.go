@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"os/exec"
 	"runtime"
 	"slices"
 	"strings"
@@ -143,6 +142,9 @@ func simSizes() []int {
 
 // TestSimulation: overshoot is 0 at any size of fleet, sync interval and round trip, and what that costs.
 func TestSimulation(t *testing.T) {
+	if !simLong {
+		t.Log("part of the matrix; TIERLIMIT_LONG=1 runs all")
+	}
 	began := time.Now()
 	d := new(simDoc)
 	prices := typicalPrices
@@ -177,10 +179,6 @@ func TestSimulation(t *testing.T) {
 
 // origin says where the figures come from.
 func (d *simDoc) origin(took time.Duration) string {
-	commit := "unknown"
-	if out, err := exec.Command("git", "rev-parse", "--short", "HEAD").Output(); err == nil {
-		commit = strings.TrimSpace(string(out))
-	}
 	cpu := "unknown processor"
 	if info, err := os.ReadFile("/proc/cpuinfo"); err == nil {
 		if _, rest, ok := strings.Cut(string(info), "model name"); ok {
@@ -192,8 +190,8 @@ func (d *simDoc) origin(took time.Duration) string {
 	if avg, err := os.ReadFile("/proc/loadavg"); err == nil {
 		load = ", load average at the end " + strings.Fields(string(avg))[0]
 	}
-	return fmt.Sprintf("\nCommit %s, %s, %s/%s, %d cores (%s)%s. %d runs, %v of virtual time in %v (%.0f to 1), %v of running time summed over runs. **Overshoot %d in all runs in which Redis kept its data.**\n",
-		commit, runtime.Version(), runtime.GOOS, runtime.GOARCH, runtime.NumCPU(), cpu, load, d.runs, d.virtual.Round(time.Minute), took.Round(time.Second), d.virtual.Seconds()/took.Seconds(), d.elapsed.Round(time.Second), d.most)
+	return fmt.Sprintf("\n%s, %s, %s/%s, %d cores (%s)%s. %d runs, %v of virtual time in %v (%.0f to 1), %v of running time summed over runs. **Overshoot %d in all runs in which Redis kept its data.**\n",
+		time.Now().UTC().Format(time.DateOnly), runtime.Version(), runtime.GOOS, runtime.GOARCH, runtime.NumCPU(), cpu, load, d.runs, d.virtual.Round(time.Minute), took.Round(time.Second), d.virtual.Seconds()/took.Seconds(), d.elapsed.Round(time.Second), d.most)
 }
 
 func (d *simDoc) prices(p simPrices) {

@@ -159,6 +159,7 @@ func TestClusterManyKeys(t *testing.T) {
 
 // A Ring of two shards: per key exact, keys on both, a domain each.
 func TestRing(t *testing.T) {
+	wholeMatrix(t)
 	shards := []*redistest.Process{redistest.Start(t), redistest.Start(t)}
 	ctx := patience(t)
 	j := newJury(t)
@@ -266,7 +267,7 @@ func TestRingForcedFromTheStart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(50 * time.Millisecond)
+	time.Sleep(50 * time.Millisecond) // most likely the shards are known by now, which nothing tells: it is to hold before and after
 	for i := range 20 {
 		admitted := 0
 		for range 10 {
@@ -284,11 +285,7 @@ func TestRingForcedFromTheStart(t *testing.T) {
 		}
 	}
 	h.ForceLocal(false)
-	for end := time.Now().Add(20 * time.Second); h.Stats().State != tierlimit.StateOnline; time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%+v", h.Stats())
-		}
-	}
+	eventually(t, "online", isOnline(h))
 	// What was admitted alone counts.
 	for i := range 20 {
 		admitted := 0

@@ -182,35 +182,37 @@ func TestOnState(t *testing.T) {
 }
 
 func TestOnStateIsInOrderUnderContention(t *testing.T) {
-	last, n := Closed, 0 // not atomic: calls are one at a time
-	b := open(t, Settings{Failures: 1, Cooldown: time.Millisecond, MaxCooldown: time.Millisecond}, func(from, to State) {
-		if from != last {
-			t.Errorf("from %v after %v", from, last)
-		}
-		last = to
-		n++
-	})
-	var wg sync.WaitGroup
-	for i := range 8 {
-		wg.Go(func() {
-			for range 200 {
-				done, err := b.Begin()
-				if err != nil {
-					time.Sleep(100 * time.Microsecond)
-					continue
-				}
-				if i%2 == 0 {
-					done(errTimeout)
-				} else {
-					done(nil)
-				}
+	synctest.Test(t, func(t *testing.T) {
+		last, n := Closed, 0 // not atomic: calls are one at a time
+		b := open(t, Settings{Failures: 1, Cooldown: time.Millisecond, MaxCooldown: time.Millisecond}, func(from, to State) {
+			if from != last {
+				t.Errorf("from %v after %v", from, last)
 			}
+			last = to
+			n++
 		})
-	}
-	wg.Wait()
-	if n < 2 || last != b.State() {
-		t.Fatalf("%d changes, the last to %v, now %v", n, last, b.State())
-	}
+		var wg sync.WaitGroup
+		for i := range 8 {
+			wg.Go(func() {
+				for range 200 {
+					done, err := b.Begin()
+					if err != nil {
+						time.Sleep(100 * time.Microsecond)
+						continue
+					}
+					if i%2 == 0 {
+						done(errTimeout)
+					} else {
+						done(nil)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		if n < 2 || last != b.State() {
+			t.Fatalf("%d changes, the last to %v, now %v", n, last, b.State())
+		}
+	})
 }
 
 func TestOneProbeAtATime(t *testing.T) {

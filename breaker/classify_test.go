@@ -22,7 +22,7 @@ type oursError bool
 func (oursError) Error() string { return "tierlimit: reply: wrong length" }
 func (o oursError) Ours() bool  { return bool(o) }
 
-// Case A9: every answer that a sick, moved or foreign server gives is classified; none means "allow".
+// Every answer that a sick, moved or foreign server gives is classified; none means "allow".
 func TestClassify(t *testing.T) {
 	for msg, want := range map[string]Class{
 		"READONLY You can't write against a read only replica.":                                                                             Failure,

@@ -11,9 +11,7 @@ mkdir -p "$dir"
 rm -f "$TIERLIMIT_CHAOS_ROWS" "$dir/chaos.log"
 long=${TIERLIMIT_LONG-1}
 unset TIERLIMIT_LONG
-# The rows say what was tested, if there is a repository to tell.
 set -- -count=1 -v -timeout 40m
-[ ! -e .git ] || set -- "$@" -buildvcs=true
 
 failed=0
 suite() {

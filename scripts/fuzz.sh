@@ -5,7 +5,11 @@ set -eu
 cd "$(dirname "$0")/.."
 
 amount=${1:-30000x}
-grep -rn --include='*_test.go' '^func Fuzz' . | while IFS=: read -r file _ line; do
+targets=$(grep -rn --include='*_test.go' '^func Fuzz' .) || {
+	echo "no fuzz target was found" >&2
+	exit 1
+}
+echo "$targets" | while IFS=: read -r file _ line; do
 	target=${line#func }
 	target=${target%%(*}
 	# Not "go test -fuzz ./...", which takes one target at a time only.

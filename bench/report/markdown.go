@@ -37,7 +37,7 @@ func (res *Results) Markdown(w io.Writer, plot string) error {
 	}
 	p.head("", "")
 	for _, k := range []struct{ key, name string }{
-		{"machine", "machine"}, {"os", "system"}, {"goversion", "Go"}, {"redis", "Redis"}, {"commit", "commit"}, {"date", "date"}, {"took", "took"}, {"load", "load of the machine before"}, {"peers", "peers"},
+		{"machine", "machine"}, {"os", "system"}, {"goversion", "Go"}, {"redis", "Redis"}, {"date", "date"}, {"took", "took"}, {"load", "load of the machine before"}, {"peers", "peers"},
 	} {
 		if c[k.key] != "" {
 			p.row(k.name, c[k.key])

@@ -12,7 +12,7 @@ import (
 const printed = `took: 1m0s
 command: make bench
 mode: full
-commit: abc1234
+date: 2026-01-02
 rounds: 1
 samples: 3
 goos: linux
@@ -54,7 +54,7 @@ func TestParse(t *testing.T) {
 	if ns, _ := res.one("Allow", "subject="+lease, "keys=hot", "goroutines=1", "cpu=1").Median("ns/op"); ns != 61 {
 		t.Errorf("%v under -cpu 1, want 61", ns)
 	}
-	if res.Config["commit"] != "abc1234" || len(res.Failed) != 1 || !strings.Contains(res.Failed[0], "goroutines=1-2: allow_test.go:53: 9 of 100") {
+	if res.Config["date"] != "2026-01-02" || len(res.Failed) != 1 || !strings.Contains(res.Failed[0], "goroutines=1-2: allow_test.go:53: 9 of 100") {
 		t.Errorf("config %v, failed %q", res.Config, res.Failed)
 	}
 	if best := res.redisRate("Redis", "hot", "128"); best.Labels["path"] != "pool=128" {
@@ -104,7 +104,7 @@ func TestLosses(t *testing.T) {
 
 // The page and the plot come out of what there is, be it little.
 func TestWritten(t *testing.T) {
-	for name, in := range map[string]string{"some": printed, "nothing": "commit: abc1234\n"} {
+	for name, in := range map[string]string{"some": printed, "nothing": "date: 2026-01-02\n"} {
 		t.Run(name, func(t *testing.T) {
 			res, err := Parse(strings.NewReader(in), name)
 			if err != nil {
@@ -118,7 +118,7 @@ func TestWritten(t *testing.T) {
 				t.Fatal(err)
 			}
 			if name == "some" {
-				for _, want := range []string{"| commit | abc1234 |", "0.25 (60 ns by 240 ns) | met", "tierlimit lease, time by check | 80 ns | x-time-rate sync.Map 70 ns |", "**1 runs failed**"} {
+				for _, want := range []string{"| date | 2026-01-02 |", "0.25 (60 ns by 240 ns) | met", "tierlimit lease, time by check | 80 ns | x-time-rate sync.Map 70 ns |", "**1 runs failed**"} {
 					if !strings.Contains(page.String(), want) {
 						t.Errorf("the page has no %q", want)
 					}

@@ -15,7 +15,7 @@ import (
 
 // Results are rows, and what was said about the run.
 type Results struct {
-	Config map[string]string // "commit", "go", ...
+	Config map[string]string // "date", "goversion", ...
 	Failed []string          // benchmarks that failed, and why
 	rows   map[string]*Row
 	order  []string

@@ -223,6 +223,9 @@ func runs(b redistest.Backend) []run {
 // missing fails them.
 func Run(t *testing.T, b redistest.Backend) {
 	j := newJury(t)
+	if !long {
+		t.Log("part of the matrix; TIERLIMIT_LONG=1 runs all")
+	}
 	began := heap()
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, atOnce())

@@ -194,7 +194,7 @@ func (w *World) measure(f Fault, r *fleet.Result, silence time.Duration, endBega
 		Slowest:   r.Latency.Max(), Errors: r.Errors + w.extra.errors.Load(), Failures: r.Failures,
 		Series: series(load), SeriesStep: seriesStep,
 		FaultFrom: time.Duration(w.Begun - r.Started), FaultTo: time.Duration(w.Ended - r.Started),
-		Seed: w.Seed, When: time.Now().UTC(), Commit: commit(),
+		Seed: w.Seed, When: time.Now().UTC(), Loose: f.Loose,
 	}
 	if f.Allowed != nil {
 		row.Allowed = f.Allowed(w, r)

@@ -3,7 +3,6 @@ package chaos
 import (
 	"encoding/json"
 	"os"
-	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -53,7 +52,7 @@ type Row struct {
 	NotJudged string   // why the figures of time and utilisation say nothing: what the machine did
 	Seed      uint64
 	When      time.Time
-	Commit    string // what it was built from, if the build knows ("go test -buildvcs=true")
+	Loose     bool // the fault is one: no part of the limit is demanded, nor a return
 }
 
 const seriesStep = 100 * time.Millisecond
@@ -84,24 +83,6 @@ func only(r *fleet.Result, keys []string) *fleet.Result {
 	}
 	return &part
 }
-
-// commit is what the test was built from, if the build knows.
-var commit = sync.OnceValue(func() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return ""
-	}
-	id := ""
-	for _, s := range info.Settings {
-		switch {
-		case s.Key == "vcs.revision":
-			id = s.Value
-		case s.Key == "vcs.modified" && s.Value == "true":
-			id += " with changes"
-		}
-	}
-	return id
-})
 
 var rowsFile sync.Mutex
 

@@ -29,7 +29,6 @@ type SoakResult struct {
 	When      time.Time     // it began
 	Asked     time.Duration // how long it was to last,
 	Lasted    time.Duration // and how long it did, or has so far
-	Commit    string
 	Backend   string
 	Seed      uint64
 	Instances int
@@ -154,7 +153,7 @@ func newSoak(t *testing.T, b redistest.Backend) *soak {
 		tierlimit.WithPrefix(w.Prefix), tierlimit.WithHeartbeat(heartbeat), tierlimit.WithLeaseTTL(heartbeat),
 		tierlimit.WithRemoteTimeout(w.Timeout), tierlimit.WithLogger(zap.New(newWatch(w).core())),
 	}
-	s.result = &SoakResult{When: s.started.UTC(), Commit: commit(), Backend: b.Name(), Seed: w.Seed, Instances: w.Instances, Faults: map[string]int{}}
+	s.result = &SoakResult{When: s.started.UTC(), Backend: b.Name(), Seed: w.Seed, Instances: w.Instances, Faults: map[string]int{}}
 	for _, l := range s.limits {
 		s.result.Limits = append(s.result.Limits, l.String())
 		s.ledgers = append(s.ledgers, &ledger{limit: l})

@@ -21,7 +21,7 @@ func some() []chaos.Row {
 		Backend: "process", Topology: "single", Fault: "kill", Algorithm: "sliding-log", Limit: 200, Period: 500 * time.Millisecond, Keys: 1,
 		Before: 0.99, During: 0.97, After: 1, Notice: 20 * time.Millisecond, Recovery: 400 * time.Millisecond, P999: 5 * time.Microsecond, Slowest: 101 * time.Millisecond,
 		Goroutines: 2, Series: make([]int64, 120), SeriesStep: 100 * time.Millisecond, FaultFrom: 3 * time.Second, FaultTo: 7 * time.Second,
-		When: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Commit: "abc",
+		When: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
 	}
 	for i := range row.Series {
 		row.Series[i] = 40
@@ -93,7 +93,7 @@ func TestPage(t *testing.T) {
 		"| `kill` | 3 + 1 | 0 | 0 | 93 % | 97 % | 100 % | 20 ms | 1.5 s | 5.0 µs | 101 ms | +2 | +50 kB | 0 | 1 |",
 		"| `master-crashed` | 1 | 5 | 7 |",
 		"| `master-crashed` | 0 | 98 % |",
-		"| commit | abc |",
+		"| date | 2026-01-02, 03:04 to ",
 		"| command | `make this` |",
 		"## The faults", // what is written by hand stays
 	} {
@@ -107,6 +107,23 @@ func TestPage(t *testing.T) {
 	wellFormed(t, filepath.Join(docs, plotsDir, overviewPlot))
 	if t.Failed() {
 		t.Log(text)
+	}
+}
+
+// A load that does not ask for 90 % of the limit can be back, and never shows it.
+func TestALooseFaultHasNoReturn(t *testing.T) {
+	rows := some()
+	rows[0].Recovery = -1
+	loose := rows[1]
+	loose.Fault, loose.Loose, loose.Recovery = "kill-pulsing-load", true, -1
+	_, text := page(t, append(rows, loose), nil)
+	for _, want := range []string{
+		"| `kill-pulsing-load` | 1 | 0 | 0 | 99 % | 97 % | 100 % | 20 ms | – | 5.0 µs |",
+		"| 20 ms | **never** | 5.0 µs |", // what is to come back and did not
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%q is missing in:\n%s", want, text)
+		}
 	}
 }
 

@@ -17,7 +17,7 @@ type machine struct{ processor, system, goVersion, redis, load string }
 func thisMachine() machine {
 	return machine{
 		processor: fmt.Sprintf("%s, %d processors", cmp.Or(modelName(), runtime.GOARCH), runtime.NumCPU()),
-		system:    strings.TrimSpace(runtime.GOOS + "/" + runtime.GOARCH + " " + firstLine("/proc/sys/kernel/osrelease")),
+		system:    runtime.GOOS + "/" + runtime.GOARCH,
 		goVersion: strings.TrimPrefix(runtime.Version(), "go"),
 		redis:     redisVersion(),
 		load:      loadAverage(),

@@ -65,7 +65,7 @@ func (t *section) head(cells ...string) {
 func faultsPart(rows []chaos.Row, drawn []picture, m machine, command string) []byte {
 	t := new(section)
 	var over, errs, unjudged int64
-	backends, algorithms, commits, wanting := map[string]int{}, map[string]int{}, map[string]int{}, []string(nil)
+	backends, algorithms, wanting := map[string]int{}, map[string]int{}, []string(nil)
 	first, last := rows[0].When, rows[0].When
 	for _, r := range rows {
 		if r.Overshoot > r.Allowed {
@@ -77,7 +77,6 @@ func faultsPart(rows []chaos.Row, drawn []picture, m machine, command string) []
 		errs += r.Errors
 		backends[r.Backend]++
 		algorithms[r.Algorithm]++
-		commits[shortened(r.Commit)]++
 		if r.When.Before(first) {
 			first = r.When
 		}
@@ -98,7 +97,7 @@ func faultsPart(rows []chaos.Row, drawn []picture, m machine, command string) []
 		}
 		t.f("\n")
 	}
-	t.facts(m, command, strings.Join(slices.Sorted(maps.Keys(commits)), ", "), first, last)
+	t.facts(m, command, first, last)
 	for _, p := range drawn {
 		t.f("![%s](%s/%s)\n\n", p.alt, plotsDir, p.file)
 	}
@@ -115,10 +114,9 @@ func faultsPart(rows []chaos.Row, drawn []picture, m machine, command string) []
 }
 
 // facts say where it ran.
-func (t *section) facts(m machine, command, commit string, first, last time.Time) {
+func (t *section) facts(m machine, command string, first, last time.Time) {
 	t.head("", "")
 	t.row("command", "`"+command+"`")
-	t.row("commit", cmp.Or(commit, "unknown"))
 	t.row("date", fmt.Sprintf("%s, %s to %s UTC", first.UTC().Format(time.DateOnly), first.UTC().Format("15:04"), last.UTC().Format("15:04")))
 	t.row("machine", m.processor+"; "+m.system)
 	t.row("versions", fmt.Sprintf("Go %s, Redis %s", m.goVersion, m.redis))
@@ -241,10 +239,13 @@ func most(rows []chaos.Row, of func(chaos.Row) time.Duration) string {
 	return show(worst)
 }
 
-// back is the longest recovery.
+// back is the longest recovery, which a loose fault does not have: its load does not ask for 90 % of the limit.
 func back(rows []chaos.Row) string {
 	var worst time.Duration
 	for _, r := range rows {
+		if r.Loose {
+			return "–"
+		}
 		if r.Recovery < 0 {
 			return "**never**"
 		}
@@ -267,12 +268,6 @@ func show(d time.Duration) string {
 		return fmt.Sprintf("%d µs", d.Microseconds())
 	}
 	return fmt.Sprintf("%.1f µs", float64(d)/1e3)
-}
-
-// shortened is a commit with the first digits of its name.
-func shortened(commit string) string {
-	name, more, _ := strings.Cut(commit, " ")
-	return strings.TrimSpace(name[:min(8, len(name))] + " " + more)
 }
 
 func bold(n int64, bad bool) string {
@@ -318,7 +313,7 @@ func soakPart(r *chaos.SoakResult, m machine, command string) []byte {
 		}
 		t.f("\n")
 	}
-	t.facts(m, command, shortened(r.Commit), r.When, r.When.Add(r.Lasted))
+	t.facts(m, command, r.When, r.When.Add(r.Lasted))
 	t.f("![Heap, goroutines and keys over the soak](%s/%s)\n\n", plotsDir, soakPlot)
 	t.head("", "")
 	t.row("fleet", fmt.Sprintf("%d instances, %d of them replaced on the way, each with limiters %s", r.Instances, r.Replaced, strings.Join(r.Limits, ", ")))

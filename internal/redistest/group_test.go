@@ -221,30 +221,3 @@ func TestClusterMovesASlot(t *testing.T) {
 		t.Errorf("its time to live is %v", ttl)
 	}
 }
-
-// Clients that come from addresses of their own are cut off one by one.
-func TestClientsAreToldApart(t *testing.T) {
-	t.Parallel()
-	g := Start(t)
-	p := StartProxy(t, g.Addr())
-	if runtime.GOOS != "linux" && ClientHost(0) == ClientHost(1) {
-		return
-	}
-	ctx := within(t)
-	var clients []*redis.Client
-	for i := range 2 {
-		o := p.Options()
-		o.Dialer = DialFrom(ClientHost(i), time.Second)
-		c := redis.NewClient(o)
-		defer c.Close()
-		clients = append(clients, c)
-		ok(t, c.Ping(ctx).Err())
-	}
-	p.SetModeFrom(ClientHost(0), BlackHole)
-	if err := clients[0].Ping(ctx).Err(); err == nil {
-		t.Error("a client that is cut off got an answer")
-	}
-	ok(t, clients[1].Ping(ctx).Err())
-	p.SetModeFrom(ClientHost(0), Pass)
-	eventually(t, func() error { return clients[0].Ping(ctx).Err() })
-}

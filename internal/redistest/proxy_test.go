@@ -9,7 +9,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
-	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -256,7 +255,7 @@ func TestProxyDelay(t *testing.T) {
 	// A mode, or the end of the proxy, does not wait for what is under way.
 	p.SetDelay(Delay{Latency: time.Hour}, Delay{})
 	c.send("PING")
-	time.Sleep(5 * time.Millisecond)
+	time.Sleep(5 * time.Millisecond) // most likely the proxy has it; either way it is reset
 	p.ResetConns()
 	c.reset()
 }
@@ -357,38 +356,6 @@ func TestProxyWhenTheServerIsDown(t *testing.T) {
 	p.SetTarget(other.Addr())
 	ok(t, fresh(t, p.Addr()).Set(within(t), "here", "1", 0).Err())
 	value(t, other, "here", "1")
-}
-
-func TestProxyModeFromOneAddress(t *testing.T) {
-	if runtime.GOOS != "linux" {
-		t.Logf("%s has one loopback address", runtime.GOOS)
-		return
-	}
-	t.Parallel()
-	s := Start(t)
-	p := StartProxy(t, s.Addr())
-	dialFrom := func(ip string) raw {
-		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(ip)}}
-		c, err := d.DialContext(within(t), "tcp", p.Addr())
-		ok(t, err)
-		t.Cleanup(func() { _ = c.Close() })
-		return raw{t, c}
-	}
-	a, b := dialFrom("127.0.1.1"), dialFrom("127.0.1.2")
-	for _, r := range []raw{a, b} {
-		r.send("PING")
-		r.want("+PONG")
-	}
-	p.SetModeFrom("127.0.1.1", BlackHole)
-	a.send("PING")
-	a.silent()
-	b.send("PING")
-	b.want("+PONG")
-	p.SetModeFrom("127.0.1.1", Pass)
-	a.reset()
-	a = dialFrom("127.0.1.1")
-	a.send("PING")
-	a.want("+PONG")
 }
 
 // Everything at once, seeded; then the proxy works and its Close leaves

@@ -76,8 +76,8 @@ func TestPermissionsSuffice(t *testing.T) {
 			beat(op, "a")
 			beat(op, "b")
 		}
-		time.Sleep(30 * time.Millisecond)
-		beat(OpBeat, "b") // a is forgotten
+		time.Sleep(30 * time.Millisecond) // more than DeadUS, by the server's clock
+		beat(OpBeat, "b")                 // a is forgotten
 		beat(OpLeave, "b")
 		// A record of another type is replaced.
 		names, err := admin.Keys(ctx, prefix+"*!fleet").Result()

@@ -278,7 +278,7 @@ func TestNoScriptAtOnce(t *testing.T) {
 	}
 }
 
-// Cases A2 and A3: a server that is connected and silent, behind a client that ignores contexts and retries.
+// A server that is connected and silent, behind a client that ignores contexts and retries.
 func TestHungServer(t *testing.T) {
 	s := redistest.Start(t)
 	rdb := redis.NewClient(&redis.Options{Addr: s.Addr(), PoolSize: 1000, MinIdleConns: 2 * maxAbandoned, ReadTimeout: 2 * time.Second})
@@ -337,6 +337,9 @@ func TestHungServer(t *testing.T) {
 	deadline := time.Now().Add(20 * time.Second)
 	for len(c.gate(Domain{}).places) > 0 && time.Now().Before(deadline) {
 		time.Sleep(10 * time.Millisecond)
+	}
+	if n := len(c.gate(Domain{}).places); n > 0 {
+		t.Fatalf("%d calls are under way 20 s after the server went on", n)
 	}
 	runs, err := exchange(patience(t, 5*time.Second), c, keyNamed("a"))
 	ok(t, err)
@@ -518,7 +521,7 @@ func readCommand(in *bufio.Reader) (name string, err error) {
 	return name, nil
 }
 
-// Case A9, on the wire: nothing that a server answers is a grant unless it is exactly one of ours, and what proves that a call did
+// On the wire: nothing that a server answers is a grant unless it is exactly one of ours, and what proves that a call did
 // not run is told from what does not.
 func TestAnswers(t *testing.T) {
 	for reply, notExecuted := range map[string]bool{

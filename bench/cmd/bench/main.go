@@ -184,10 +184,9 @@ func describe(ctx context.Context, w io.Writer, p plan, isQuick bool, binary str
 		{"command", command},
 		{"mode", mode},
 		{"machine", fmt.Sprintf("%s, %d processors", processor(), runtime.NumCPU())},
-		{"os", cmp.Or(firstLine("/proc/sys/kernel/osrelease"), runtime.GOOS) + ", " + runtime.GOOS + "/" + runtime.GOARCH},
+		{"os", runtime.GOOS + "/" + runtime.GOARCH},
 		{"goversion", info.GoVersion},
 		{"redis", version},
-		{"commit", commit(ctx)},
 		{"date", time.Now().UTC().Format(time.DateOnly)},
 		{"load", firstLine("/proc/loadavg")},
 		{"rounds", strconv.Itoa(p.rounds)},
@@ -206,19 +205,6 @@ var compared = []string{
 	"github.com/RussellLuo/slidingwindow", "github.com/failsafe-go/failsafe-go", "github.com/go-chi/httprate", "github.com/go-redis/redis_rate/v10",
 	"github.com/redis/go-redis/v9", "github.com/redis/rueidis", "github.com/sethvargo/go-limiter", "github.com/throttled/throttled/v2",
 	"github.com/ulule/limiter/v3", "golang.org/x/time",
-}
-
-func commit(ctx context.Context) string {
-	out, err := exec.CommandContext(ctx, "git", "rev-parse", "--short", "HEAD").Output()
-	if err != nil {
-		return "unknown"
-	}
-	id := strings.TrimSpace(string(out))
-	// What was compiled is the working tree. The page itself does not matter.
-	if dirty, err := exec.CommandContext(ctx, "git", "status", "--porcelain", "--", "*.go", "*.lua", "*.mod").Output(); err != nil || len(dirty) > 0 {
-		id += " with changes"
-	}
-	return id
 }
 
 func processor() string {

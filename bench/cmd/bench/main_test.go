@@ -11,7 +11,7 @@ import (
 func TestWrite(t *testing.T) {
 	dir := t.TempDir()
 	results := filepath.Join(dir, "results.out")
-	if err := os.WriteFile(results, []byte("commit: abc1234\nBenchmarkLoop/case=idle-2 100 5 ns/op 0.50 loop-% 0.75 process-%\n"), 0o644); err != nil {
+	if err := os.WriteFile(results, []byte("date: 2026-01-02\nBenchmarkLoop/case=idle-2 100 5 ns/op 0.50 loop-% 0.75 process-%\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	if err := finish(results, 90_000_000_000); err != nil {
@@ -24,7 +24,7 @@ func TestWrite(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"| took | 1m30s |", "| commit | abc1234 |", "| idle | 0.50 | 0.75 |", "0.75 % of a core | met"} {
+	for _, want := range []string{"| took | 1m30s |", "| date | 2026-01-02 |", "| idle | 0.50 | 0.75 |", "0.75 % of a core | met"} {
 		if !strings.Contains(string(page), want) {
 			t.Errorf("the page has no %q:\n%s", want, page)
 		}

@@ -142,6 +142,11 @@ func TestHeadersBodiesAndGoAgree(t *testing.T) {
 	if want := fmt.Sprintf("a header of %d numbers; policies of %d", lua.HeaderNumbers, lua.PolicyNumbers); !strings.Contains(prelude.header, want) {
 		t.Errorf("prelude.lua's header does not say: %s", want)
 	}
+	for _, want := range []string{fmt.Sprintf("ask of %d, a report of %d", lua.AskNumbers, lua.ReportNumbers), fmt.Sprintf("pairs of %d:", lua.PairNumbers), fmt.Sprintf("then %d per key", lua.KeyReply)} {
+		if !strings.Contains(strings.Join(strings.Fields(prelude.header), " "), want) {
+			t.Errorf("prelude.lua's header does not say: %s", want)
+		}
+	}
 	arguments := fmt.Sprintf("a header; policies: %d numbers; for each key an ask: %d, a report: %d if", lua.PolicyNumbers, lua.AskNumbers, lua.ReportNumbers)
 	token := find(t, "token_bucket.lua")
 	parts := map[string]int{"policy": lua.PolicyNumbers, "ask": lua.AskNumbers, "report": lua.ReportNumbers}

@@ -406,6 +406,9 @@ func TestOutageStaysWithinTheLimit(t *testing.T) {
 		t.Run(x.name, func(t *testing.T) {
 			t.Parallel()
 			s := seed(t)
+			if !x.over && os.Getenv("TIERLIMIT_LONG") == "" {
+				t.Log("part of the matrix; TIERLIMIT_LONG=1 runs all")
+			}
 			worst, bad := int64(-1<<62), 0
 			runs := *runsFlag
 			if x.over || os.Getenv("TIERLIMIT_LONG") != "" {

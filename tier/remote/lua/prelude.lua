@@ -17,7 +17,7 @@ ARGV[1]    a header of 10 numbers; policies of 5 numbers each, the limits that t
   8 returned   members that came back from missing in this episode
   9 least      the least fleet size on which a share in this episode may have been based
  10 policies   their count
-Reply      one string of such numbers: now, late (1: TIME was past the fence, nothing was done, nothing follows), then 16 per
+Reply      one string of such numbers: now, late (1: TIME was past the fence, nothing was done, nothing follows), then 15 per
            key, some of which are left out (answer below says which); -1 is 7 bytes of ones
 Clock      server TIME, read once
 --]]
