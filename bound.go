@@ -50,8 +50,8 @@ func (l *Limiter) Bound() Bound {
 	// not remember the key, and finds it full.
 	b.MemoryLoss = p.capacity
 	if b.Leased {
-		sync := p.perNS * float64(l.h.cfg.syncInterval)
-		b.Stranded = min(p.capacity, int64(math.Ceil(sync))+n, mulSat(p.maxLease, n))
+		sync := math.Ceil(p.perNS * float64(l.h.cfg.syncInterval))
+		b.Stranded = min(p.capacity, int64(min(sync, math.MaxInt64/2))+n, mulSat(p.maxLease, n))
 	}
 	return b
 }

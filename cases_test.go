@@ -1659,6 +1659,17 @@ func TestBound(t *testing.T) {
 			t.Errorf("%v: %v", limit, b)
 		}
 	}
+	for i, corner := range []tierlimit.Limit{
+		tierlimit.TokenBucket(1e15, 2*time.Microsecond), tierlimit.TokenBucket(0, time.Second), tierlimit.FixedWindow(1e15, time.Second),
+		tierlimit.TokenBucket(1, 10*365*24*time.Hour), tierlimit.LeakyBucket(1e15, 10*365*24*time.Hour), tierlimit.Unlimited(),
+	} {
+		for j, policy := range []tierlimit.FallbackPolicy{tierlimit.FallbackShare, tierlimit.FallbackShareNow, tierlimit.FallbackClosed} {
+			b := get(fmt.Sprintf("corner%d-%d", i, j), corner, tierlimit.WithFallback(policy), tierlimit.WithLocalShare(1))
+			if least := min(b.Overshoot, b.Outage, b.MemoryLoss, b.Stranded, int64(b.Silence)); least < 0 || b.Stranded > corner.Burst && corner.Burst > 0 {
+				t.Errorf("%v: %v", corner, b)
+			}
+		}
+	}
 	if b := get("tiny", tierlimit.TokenBucket(5, time.Second)); b.Leased || b.Stranded != 0 {
 		t.Errorf("a limit that cannot be split: %v", b)
 	}

@@ -2,6 +2,7 @@ package tierlimit
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -337,4 +338,30 @@ func TestARefundOnItsWayIsWaitedFor(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A place in a leaky bucket's queue that the caller's time does not allow for is given up at once, also where Redis has stopped answering.
+func TestAWaitThatIsTooLongEndsSoon(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDirected(t, 1, LeakyBucket(1, time.Second).WithBurst(100), model.Variant{}, WithLocalShare(0))
+		if n := d.spend(0, 50); n != 50 {
+			t.Fatalf("%d of 50 admitted", n)
+		}
+		exchanges := 0
+		d.wires[0].setFate(func(heartbeat bool, _ []tier.Ask) fate {
+			if !heartbeat {
+				exchanges++
+			}
+			return fate{lose: exchanges > 1, there: 100 * time.Microsecond, back: 100 * time.Microsecond}
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		began := time.Now()
+		err := d.ls[0].Wait(ctx, "k")
+		if took := time.Since(began); !errors.Is(err, context.DeadlineExceeded) || took > 2*simTimeout+5*time.Millisecond || exchanges < 2 {
+			t.Errorf("after %v and %d exchanges: %v", took, exchanges, err)
+		}
+		d.wires[0].setFate(nil)
+		d.close()
+	})
 }

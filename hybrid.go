@@ -90,7 +90,8 @@ func (h *Hybrid) begin(x exchanger) {
 	}
 }
 
-// NewLocal returns a Hybrid of one instance without Redis: every check is decided in this process.
+// NewLocal returns a Hybrid of one instance without Redis: every check is decided in this process. A key that WithMaxKeys pushes out is full
+// again, so let it be more than there are keys in use.
 func NewLocal(opts ...Option) (*Hybrid, error) {
 	h, err := newHybrid(opts)
 	if err != nil {
@@ -382,8 +383,9 @@ func (h *Hybrid) flush(ctx context.Context) error {
 
 // Close returns unspent tokens to Redis, leaves the fleet and stops the background loops; none is left running when
 // it returns. Checks that wait are answered with ErrClosed. It does not close the Redis client. A second call waits
-// for the first and returns nil. The error says that ctx ended, or that Redis could not be told: then the tokens
-// return by themselves when their leases end.
+// for the first, whatever its ctx, and returns nil. The error says that ctx ended, or that Redis could not be told: then the tokens
+// return by themselves when their leases end. It is nil where Redis was out of reach already, or ForceLocal is on; then the fleet
+// keeps this instance's share aside until it is forgotten, for 30 s or more.
 func (h *Hybrid) Close(ctx context.Context) error {
 	ctx = orBackground(ctx)
 	var err error
@@ -408,11 +410,11 @@ func (h *Hybrid) Close(ctx context.Context) error {
 
 // Stats is a snapshot of a Hybrid.
 type Stats struct {
-	Keys       int    // keys in the local cache
+	Keys       int    // keys in the local cache; of keys that lie idle a few bytes are kept beside it
 	Leased     int64  // tokens in hand, as of each key's last exchange
-	Exchanges  int64  // script calls sent to settle keys
+	Exchanges  int64  // script calls tried, to settle keys
 	Asked      int64  // keys settled by them
-	Heartbeats int64  // script calls sent for membership
+	Heartbeats int64  // heartbeats tried, of one to four script calls each
 	Failures   int64  // script calls that failed or were not answered
 	State      State  // of the worst part of Redis: one master of a Cluster may be away alone; online without Redis
 	Breaker    string // "closed", "open" or "half-open", of the worst part of those in that state

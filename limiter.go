@@ -80,7 +80,9 @@ func (l *Limiter) plan(limit Limit) *policy {
 	// A limit whose local share is less than a token cannot be split. A window shorter than two sync intervals is over before a
 	// lease of it could be reported. Both are decided call by call.
 	p.leased = p.maxLease >= 1 && t.Rate > 0 && (t.Algorithm.Bucket() || t.SubWindowUS()*1000 >= 2*l.h.cfg.syncInterval.Nanoseconds())
-	p.pauseCap = int64(min(sync, float64(p.capacity)/p.perNS/100))
+	if t.Rate > 0 {
+		p.pauseCap = int64(min(sync, float64(p.capacity)/p.perNS/100))
+	}
 	return p
 }
 
@@ -389,7 +391,8 @@ func (l *Limiter) Wait(ctx context.Context, key string) error { return l.WaitN(c
 
 // WaitN waits until n tokens of key could be spent, and spends them. It returns ErrNever at once if n can never pass,
 // and an error that wraps context.DeadlineExceeded at once if ctx's deadline lies before the earliest moment it could
-// pass. With a leaky bucket it also holds the caller for Result.Delay, so that callers leave evenly spaced. A wait that
+// pass. With a leaky bucket it also holds the caller for Result.Delay, so that callers leave evenly spaced;
+// where ctx does not allow for that, the error comes after the place in the queue was given back, two times WithRemoteTimeout at most. A wait that
 // is given up between two attempts spends nothing; one that is given up while Redis is being asked may burn what it asked for.
 // With n of 0 it waits until a cost of 1 would pass, and spends nothing. Other errors: ErrCost for n < 0, ctx's own, wrapped, and
 // ErrClosed.
@@ -409,8 +412,10 @@ func (l *Limiter) WaitN(ctx context.Context, key string, n int64) error {
 			}
 			if err := pause(ctx, l.h.stop, r.Delay); err != nil {
 				if n > 0 {
-					// The caller never goes: its place in the queue is free again.
-					_ = l.Refund(context.WithoutCancel(ctx), key, n)
+					// The caller never goes: its place in the queue is free again, as far as that can be said in time.
+					ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.h.cfg.remoteTimeout)
+					defer cancel()
+					_ = l.Refund(ctx, key, n)
 				}
 				return err
 			}
@@ -502,7 +507,8 @@ func (l *Limiter) Peek(ctx context.Context, key string) (Result, error) {
 // Refund gives n tokens back that the caller was allowed and did not use. It never fills a key above full; a window
 // takes it back in the current window only, never below 0 spent. Tokens of the lease in hand are back at once; for others
 // it waits for one exchange: two times WithRemoteTimeout at most if one is under way already, and where nothing answers until the
-// breaker opens (by default after 5 timeouts), unless ctx ends before. It is lost, which errs to too few, when Redis is out of
+// breaker opens (by default after 5 timeouts), unless ctx ends before it is on its way; once it is, its answer is waited for, so that
+// nothing is credited after Refund has returned. It is lost, which errs to too few, when Redis is out of
 // reach, for which there is no error, or ctx ends before. Errors: ErrCost for n < 0, ctx's, wrapped, and ErrClosed.
 func (l *Limiter) Refund(ctx context.Context, key string, n int64) error {
 	ctx = orBackground(ctx)

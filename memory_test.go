@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cespare/xxhash/v2"
+
 	"github.com/tierlimit/tierlimit/internal/model"
 	"github.com/tierlimit/tierlimit/tier"
 	"github.com/tierlimit/tierlimit/tier/local"
@@ -226,5 +228,67 @@ func TestCollidingKeys(t *testing.T) {
 	}
 	if n := table.Len(); n > 32 {
 		t.Errorf("%d cells in one chain, docs/guarantees.md says at most 32", n)
+	}
+}
+
+// Keys that collide do not push out one that is in use, nor one that is being settled.
+func TestCollidingKeysSpareWhatIsInUse(t *testing.T) {
+	const same = 0xfeedfacecafebeef
+	var settled *local.Cell
+	table := local.NewTable(8, floodMaxKeys, func(c *local.Cell) bool { return c != settled })
+	settled = table.FindOrAdd(same, 0, "settled", func(*local.Cell) {})
+	hot := table.FindOrAdd(same, 0, "hot", func(*local.Cell) {})
+	for i := range 10_000 {
+		if i%3 == 0 {
+			hot.Touch()
+		}
+		table.FindOrAdd(same, 0, strconv.Itoa(i), func(*local.Cell) {})
+	}
+	if table.Find(same, 0, "hot") != hot || table.Find(same, 0, "settled") != settled || table.Len() > 32 {
+		t.Errorf("the hot one is there: %t, the one being settled: %t, %d cells",
+			table.Find(same, 0, "hot") == hot, table.Find(same, 0, "settled") == settled, table.Len())
+	}
+}
+
+// xxhash has no seed, so keys can be chosen by it. Those that share its low bits with a key in use share neither its bucket nor its fate.
+func TestChosenKeysResetNoLimit(t *testing.T) {
+	h, err := NewLocal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeAll(t, h)
+	l, err := h.Limiter("login", TokenBucket(5, 24*time.Hour))
+	if err != nil {
+		t.Fatal(err)
+	}
+	admitted := 0
+	try := func() {
+		for range 10 {
+			if r, err := l.Allow(t.Context(), "k"); err != nil {
+				t.Fatal(err)
+			} else if r.Allowed {
+				admitted++
+			}
+		}
+	}
+	try()
+	const low = 1<<12 - 1
+	for i, n := 0, 0; n < 3000; i++ {
+		k := strconv.Itoa(i)
+		if xxhash.Sum64String(k)&low != xxhash.Sum64String("k")&low {
+			continue
+		}
+		if _, err := l.Allow(t.Context(), k); err != nil {
+			t.Fatal(err)
+		}
+		if n++; n%300 == 0 {
+			try()
+		}
+	}
+	if admitted > 5 {
+		t.Errorf("%d of 5 a day admitted, beside 3000 other keys and with room for a million", admitted)
+	}
+	if n := h.Stats().Keys; n < 3000 {
+		t.Errorf("%d keys are held of 3001", n)
 	}
 }

@@ -235,7 +235,7 @@ func WithShards(n int) Option {
 }
 
 // WithMaxKeys sets the most keys kept locally, of all limiters together; default 1<<20, 1 or more. Beyond it the coldest are
-// evicted and their leases given back.
+// evicted and their leases given back, but for keys that callers wait for. A key that NewLocal evicts is full again.
 func WithMaxKeys(n int) Option { return optionFunc(func(c *config) { c.maxKeys = n }) }
 
 // WithInstances fixes the fleet size used for outage shares, 1 to 1<<20; the default is to learn it from heartbeats. A fleet

@@ -1,16 +1,19 @@
 package tierlimit
 
 import (
+	"math/bits"
+
 	"github.com/cespare/xxhash/v2"
 
 	"github.com/tierlimit/tierlimit/tier/local"
 	"github.com/tierlimit/tierlimit/tier/remote"
 )
 
-// hash is the one hash of a check. The limiter's seed is mixed in so that one key under two limiters falls into two
-// places; the multiplication spreads it over the high bits, which pick the shard.
+// hash is the one hash of a check. The limiter's seed is folded in so that one key under two limiters falls into two places, and so that
+// whoever chooses keys does not choose their shards, by the high bits, nor their buckets, by the low ones: xxhash has no seed of its own.
 func (l *Limiter) hash(key string) uint64 {
-	return (xxhash.Sum64String(key) ^ l.seed) * 0x9e3779b97f4a7c15
+	high, low := bits.Mul64(xxhash.Sum64String(key)^l.seed, 0x9e3779b97f4a7c15)
+	return high ^ low
 }
 
 // cell returns the cell of key, making it if there is none.

@@ -25,9 +25,10 @@ type Table struct {
 // Fate is what becomes of a cell that a sweep comes by.
 type Fate int8
 
+// The fates: it stays, a memo stays of it, nothing does.
 const (
-	Keep     Fate = iota
-	Remember      // a memo stays of it
+	Keep Fate = iota
+	Remember
 	Forget
 )
 
@@ -43,7 +44,7 @@ type shard struct {
 }
 
 // maxChain bounds how many cells of one bucket a look-up may have to pass: xxhash is not keyed, so whoever chooses
-// keys can make them collide. Beyond it the oldest of the chain is evicted.
+// keys can make them collide. Beyond it the oldest of the chain is evicted that is not in use and may go.
 const maxChain = 32
 
 const minBuckets = 16
@@ -94,16 +95,14 @@ func (t *Table) FindOrAdd(hash uint64, owner uint32, key string, init func(*Cell
 	b := *s.buckets.Load()
 	head := &b[hash&uint64(len(b)-1)]
 	chain := 0
-	var last *Cell
 	for c := head.Load(); c != nil; c = c.next.Load() {
 		if c.Hash == hash && c.Owner == owner && c.Key == key {
 			return c
 		}
 		chain++
-		last = c
 	}
-	if chain >= maxChain && t.evict(last) {
-		s.remove(last)
+	if chain >= maxChain {
+		t.evictFrom(s, head)
 	}
 	if t.Idle != nil {
 		s.sweepLocked(2, t.Idle)
@@ -126,6 +125,23 @@ func (t *Table) FindOrAdd(hash uint64, owner uint32, key string, init func(*Cell
 	c.next.Store(head.Load())
 	head.Store(c)
 	return c
+}
+
+// evictFrom gives up a cell of one chain: the oldest unused one that may go, else the oldest that may.
+func (t *Table) evictFrom(s *shard, head *atomic.Pointer[Cell]) {
+	var chain []*Cell
+	for c := head.Load(); c != nil; c = c.next.Load() {
+		chain = append(chain, c)
+	}
+	slices.Reverse(chain)
+	for _, sparing := range []bool{true, false} {
+		for _, c := range chain {
+			if !(sparing && c.used.Load()) && t.evict(c) {
+				s.remove(c)
+				return
+			}
+		}
+	}
 }
 
 // evictOne gives up the first cell at the hand that was not used since it last passed and that may go. If none may
