@@ -3,6 +3,7 @@ package tierlimit
 import (
 	"time"
 
+	"github.com/tierlimit/tierlimit/tier"
 	"github.com/tierlimit/tierlimit/tier/local"
 )
 
@@ -61,6 +62,13 @@ func (h *Hybrid) idle(c *local.Cell) local.Fate {
 	h.leased.Add(-c.Counted) // of a lease that ended while nothing could be told of it
 	c.Counted = 0
 	h.forgetBack(c) // its darkness may be remembered for longer yet
+	if spent := c.Base - c.Tokens() - c.Retired; spent > 0 {
+		// It was spent of a lease that ended in an outage. A fixed window is over when its lease is; of others a memo tells it, as spent now, which errs to too few.
+		l.local.Add(spent)
+		if p := l.policy.Load(); (p.tier.Algorithm == tier.SlidingWindow || p.tier.Algorithm == tier.SlidingLog) && !c.Foreign {
+			c.Own.Add(h.domainOf(c).serverClock().at(now).Hi/p.tier.PeriodUS(), spent)
+		}
+	}
 	return fate
 }
 

@@ -258,3 +258,39 @@ func TestCellsOfAnOutageAreLetGo(t *testing.T) {
 		}
 	}
 }
+
+// What was spent of a lease that ended in an outage, and so was never reported, is told by a memo too, should Redis lose its data meanwhile.
+func TestAMemoTellsWhatWasNotReported(t *testing.T) {
+	inParts := SlidingWindow(100, 2*time.Minute)
+	inParts.SubWindows = 4
+	for _, limit := range []Limit{inParts, SlidingLog(100, 2*time.Minute)} {
+		t.Run(limit.Algorithm.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := newDirected(t, 1, limit, model.Variant{}, WithLocalShare(1), WithBreaker(quick), WithLeaseTTL(5*time.Second))
+				d.intoWindow(limit.Period/4, limit.Period/4-10*time.Second) // a sliding window's lease ends with its part
+				for i := 0; i < 20 && (i == 0 || d.cell(0).Tokens() < 10); i++ {
+					d.spend(0, 1)
+					time.Sleep(time.Millisecond)
+				}
+				d.cutAll()
+				if held := int(d.cell(0).Tokens()); held < 10 || d.spend(0, held) != held {
+					t.Fatalf("%d tokens were in hand", held)
+				}
+				until(t, "only a memo is left", func() bool { return d.hs[0].table.Len() == 0 && d.hs[0].table.Remembered() == 1 })
+				d.w.mu.Lock()
+				d.w.store.Flush()
+				d.w.mu.Unlock()
+				d.wires[0].setFate(nil)
+				until(t, "it is back", func() bool { return online(d.hs[0]) })
+				time.Sleep(2 * simBeat)
+				for range 200 {
+					d.spend(0, 1)
+					time.Sleep(time.Millisecond)
+				}
+				if v := d.verdict(); v.Overshoot > 0 {
+					t.Error(v)
+				}
+			})
+		})
+	}
+}
