@@ -1,11 +1,43 @@
 package tierlimit
 
 import (
+	"fmt"
 	"math"
 	"time"
 
 	"github.com/tierlimit/tierlimit/tier"
 )
+
+// Bound is what a limiter promises under the options it was made with, in tokens of one key across the whole fleet.
+// docs/guarantees.md derives each figure and names the test that would falsify it.
+type Bound struct {
+	// Overshoot is the most that can be admitted above the limit while Redis keeps its data. It is 0 unless WithColdStart says
+	// ColdAdmit(n): then n for each instance, each time the key is cold there. A key is cold at first, and again after it was
+	// evicted or forgotten as idle, so that over time this can recur without bound.
+	Overshoot int64
+
+	// Outage is the most that can be admitted above the limit while Redis is out of reach and when it comes back.
+	Outage int64
+
+	// MemoryLoss is the most that can be admitted above the limit each time Redis loses its memory.
+	MemoryLoss int64
+
+	// Stranded is the number of tokens that are typically leased but not spent: what the limit may seem short of.
+	Stranded int64
+
+	// Silence is how long after its last sign of life an instance that has lost Redis spends nothing but the leases it has in hand; for a
+	// window the most that it can be. 0 under any fallback but FallbackShare.
+	Silence time.Duration
+
+	// Leased says whether the limit is large enough to be leased at all; else every check is decided in Redis.
+	Leased bool
+}
+
+// String lists the bound on one line.
+func (b Bound) String() string {
+	return fmt.Sprintf("overshoot %d, outage %d, memory loss %d, stranded %d, silence %v, leased %t",
+		b.Overshoot, b.Outage, b.MemoryLoss, b.Stranded, b.Silence, b.Leased)
+}
 
 // Bound is what the limiter promises under its options, for the fleet as it stands. An instance that could not
 // reach Redis since its start and was not told the size of the fleet (WithInstances) counts itself alone: nothing bounds what

@@ -1,6 +1,6 @@
 // Package tierlimit limits rates across a fleet, exactly, at in-process speed.
 //
-// A [Hybrid] holds quota that was leased from Redis and answers most checks from it in tens of nanoseconds. A background
+// A [Hybrid] holds tokens that were leased from Redis and answers most checks from it in tens of nanoseconds. A background
 // loop settles leases with Redis in batches, through Lua. A circuit breaker switches to local decisions when Redis fails:
 // each instance then admits its share of the limit, and the shares sum to the limit.
 //

@@ -110,7 +110,7 @@ func (l *Limiter) shareLocked(d *domain, c *local.Cell, p *policy, n, now int64)
 	}
 	if !heard && l.h.cfg.instances < 1 && !l.h.warned.Swap(true) {
 		d.mu.Lock()
-		d.later(func() { // c.Mu is held here, and a log may do anything
+		d.laterLocked(func() { // c.Mu is held here, and a log may do anything
 			l.h.log.Warn("Redis was never reached and the fleet size is unknown (WithInstances): this instance admits the whole limit",
 				zap.String("limiter", l.name))
 		})

@@ -251,21 +251,21 @@ func (d *domain) beat(learn bool, done func(error)) {
 		d.m.back, d.m.backFrom, d.m.backIn = d.h.returns.Add(1), d.m.wentAway, view.Darkness.Episode
 	}
 	if !first && view.Change != d.m.change {
-		d.later(d.h.dropDenials)
+		d.laterLocked(d.h.dropDenials)
 	}
 	if !first && view.LostAt != d.m.lostAt {
-		d.later(func() {
+		d.laterLocked(func() {
 			d.h.log.Warn("Redis lost its data; telling it again what this instance knows")
 			d.reseed()
 		})
 	}
 	if was, is := missing, view.Darkness.Missing; was == 0 && is > 0 {
-		d.later(func() {
+		d.laterLocked(func() {
 			d.h.log.Warn("members of the fleet are not heard: what may be their shares is kept aside until they are heard again, leave or are forgotten",
 				zap.Int64("missing", is), zap.Int("members", view.N), zap.Int64("share_of", view.Darkness.Fleet), zap.Duration("forgotten_after", d.h.deadAfter()))
 		})
 	} else if was > 0 && is == 0 {
-		d.later(func() { d.h.log.Info("no member of the fleet is missing any more") })
+		d.laterLocked(func() { d.h.log.Info("no member of the fleet is missing any more") })
 	}
 	d.m.change, d.m.lostAt = view.Change, view.LostAt
 	d.awayLocked(received) // ForceLocal came while the beat was on its way
@@ -280,7 +280,7 @@ func (d *domain) awayLocked(now int64) {
 		d.outage.Store(d.m.outage)
 		d.reportStateLocked(now)
 		for _, cells := range d.ready {
-			d.later(func() { d.giveUp(cells) })
+			d.laterLocked(func() { d.giveUp(cells) })
 		}
 		clear(d.ready)
 		d.queued = 0
@@ -288,26 +288,6 @@ func (d *domain) awayLocked(now int64) {
 		case d.h.lost <- struct{}{}:
 		default:
 		}
-	}
-}
-
-// rehome hands what was queued before the topology was known to the domains it belongs to.
-func (d *domain) rehome() {
-	d.mu.Lock()
-	var cells []*local.Cell
-	for _, q := range d.ready {
-		cells = append(cells, q...)
-	}
-	clear(d.ready)
-	d.queued = 0
-	d.m.away, d.m.due = 0, 0
-	d.outage.Store(0)
-	d.mu.Unlock()
-	for _, c := range cells {
-		c.Mu.Lock()
-		c.Queued = false
-		d.h.domainOf(c).enqueueLocked(c)
-		c.Mu.Unlock()
 	}
 }
 
@@ -361,7 +341,7 @@ func (d *domain) reportStateLocked(now int64) {
 	}
 	e := StateEvent{From: d.reported, To: s, Instances: d.m.view.N, Rank: d.m.view.Rank}
 	d.reported = s
-	d.later(func() {
+	d.laterLocked(func() {
 		d.h.log.Info("state", zap.Stringer("from", e.From), zap.Stringer("to", e.To), zap.Int("instances", e.Instances), zap.Int("rank", e.Rank))
 		if o := d.h.cfg.observer; o != nil {
 			o.State(e)
@@ -415,34 +395,6 @@ func (d *domain) changed() {
 	})
 }
 
-// nextLanding is the count of landings of c by which what it holds now has been exchanged. Caller holds c.Mu.
-func nextLanding(c *local.Cell) int64 {
-	if c.InFlight {
-		return c.Landed + 2
-	}
-	return c.Landed + 1
-}
-
-// landed waits until c's flights have come back as often as landing says, nothing more is to be sent for it, or ctx ends.
-func (d *domain) landed(ctx context.Context, c *local.Cell, landing int64) error {
-	for {
-		c.Mu.Lock()
-		done := c.Landed >= landing || !c.Queued && !c.InFlight
-		c.Mu.Unlock()
-		if done {
-			return nil
-		}
-		select {
-		case <-d.h.stop:
-			return ErrClosed
-		default:
-		}
-		if err := pause(ctx, nil, time.Millisecond); err != nil {
-			return err
-		}
-	}
-}
-
 // dropDenials makes every kept denial void: a key was reset or a limit raised somewhere.
 func (h *Hybrid) dropDenials() { h.table.Each((*local.Cell).Allow) }
 
@@ -460,17 +412,4 @@ func (d *domain) reseed() {
 		tell(c)
 	})
 	d.h.recall(func(owner uint32, key string) bool { return d.h.domainFor(owner, key) == d }, tell)
-}
-
-// inherit lets a domain whose record is new to this instance remember what the one knew under whose name its keys were so far: who was there and
-// has not been heard since may be using its share, and what was leased there may be spent yet.
-func (d *domain) inherit(old *domain) {
-	now := d.h.now()
-	_, view := old.state(now)
-	clock := old.serverClock()
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.m.viewed == 0 && d.m.view.N < view.N {
-		d.m.view, d.m.alive, d.m.oldClock = view, now, clock
-	}
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/tierlimit/tierlimit/tier/remote"
 )
 
-// A flight is one script call with the cells that it settles.
+// A flight is one script call with the cells that it settles. What ends in Locked here is called with the Mu of the cell that it is about.
 type flight struct {
 	d     *domain
 	batch batch
@@ -140,7 +140,7 @@ func (f *flight) land(reply *remote.Reply, err error, sent, received int64, begu
 			f.serveLocked(e)
 		}
 		if e.c.Dead {
-			answer(e.c, local.Outcome{Down: true})
+			answerLocked(e.c, local.Outcome{Down: true})
 		} else if len(e.c.Waiters) == 0 && (refused || err != nil && e.c.ChargeCold > 0 && e.c.Refund == 0 && !e.c.Return) {
 			d.scheduleLocked(e.c, received+int64(d.h.cfg.syncInterval)) // not at once: what refuses, or fails, is quick to do so again
 		} else if !e.c.Queued && (len(e.c.Waiters) > 0 || e.c.Refund != 0 || e.c.ChargeCold > 0 || e.c.Return && e.c.Slot != 0) {
@@ -176,16 +176,16 @@ func (f *flight) packLocked(c *local.Cell, now int64) {
 	if c.Born != 0 && now < c.Known {
 		a.Born, a.Version = c.Born, c.Version
 	}
-	f.packShare(&e, &a, now)
-	f.dropLate(c, now)
+	f.packShareLocked(&e, &a, now)
+	f.dropLateLocked(c, now)
 	give := c.Return || len(c.Waiters) > 0 || now > c.Deadline()
-	f.packLease(&e, &a, give, now)
+	f.packLeaseLocked(&e, &a, give, now)
 	a.Refund, c.Refund = c.Refund, 0
 	refused := c.TakeDeniedDemand()
 	l.denied.Add(refused)
 	e.demand = e.spent + refused
 	if !e.settle {
-		packNeed(&e, &a)
+		packNeedLocked(&e, &a)
 		e.poll = len(e.waiters) == 0 && c.DeniedUntil() > now
 		if first := c.Settled == 0 && len(e.waiters) < 2; !c.Dead && !first && !l.h.closed.Load() && (!give || len(e.waiters) > 0 || e.poll) {
 			a.Want = f.want(c, p, rateOf(c, e.demand, now, l.h.cfg.syncInterval), a.Carry, now)
@@ -196,10 +196,10 @@ func (f *flight) packLocked(c *local.Cell, now int64) {
 	f.entries = append(f.entries, e)
 }
 
-// packShare settles what c's outage share admitted. Before Redis was first heard: it is charged, as far as there is
+// packShareLocked settles what c's outage share admitted. Before Redis was first heard: it is charged, as far as there is
 // something to charge. A window's after an outage: settle first, so that Redis's own memory of the key is known, then hand
 // over what was admitted; until then Redis keeps the share aside.
-func (f *flight) packShare(e *entry, a *tier.Ask, now int64) {
+func (f *flight) packShareLocked(e *entry, a *tier.Ask, now int64) {
 	c, p := e.c, e.p
 	if c.Share != nil && c.Outage().ShareAt == neverHeard {
 		wall := f.d.h.wall(now)
@@ -210,7 +210,7 @@ func (f *flight) packShare(e *entry, a *tier.Ask, now int64) {
 		c.ChargeCold = clip(c.ChargeCold+used, p.capacity)
 		c.Share = nil
 	}
-	if c.Dead || p.tier.Algorithm.Bucket() || f.back == 0 || c.BackSent() == f.back || !f.mayHandOver(c) {
+	if c.Dead || p.tier.Algorithm.Bucket() || f.back == 0 || c.BackSent() == f.back || !f.mayHandOverLocked(c) {
 		return
 	}
 	if a.Born != 0 && !c.BackReady {
@@ -227,9 +227,9 @@ func (f *flight) packShare(e *entry, a *tier.Ask, now int64) {
 	o.BackSent, c.BackReady, c.Share = f.back, false, nil
 }
 
-// packLease reports the lease in hand. With give it goes back whole: with callers waiting it is too small for them, and
+// packLeaseLocked reports the lease in hand. With give it goes back whole: with callers waiting it is too small for them, and
 // Redis can serve them from all there is.
-func (f *flight) packLease(e *entry, a *tier.Ask, give bool, now int64) {
+func (f *flight) packLeaseLocked(e *entry, a *tier.Ask, give bool, now int64) {
 	c, p := e.c, e.p
 	at := f.clock.at(now).Hi
 	have := c.Tokens()
@@ -243,7 +243,7 @@ func (f *flight) packLease(e *entry, a *tier.Ask, give bool, now int64) {
 	}
 	var spends []tier.Spend
 	if c.Log != nil {
-		spends, c.LogSkip = drainLog(c, now, e.spent)
+		spends, c.LogSkip = drainLogLocked(c, now, e.spent)
 	}
 	// Of a lease whose exchange timed out nothing may be claimed: what is left of it is spent under its old deadline and burnt
 	// at the next good reply. And the lease of a fixed window that is over would say which window Own, or a share, belongs to.
@@ -277,9 +277,9 @@ func (f *flight) packLease(e *entry, a *tier.Ask, give bool, now int64) {
 	}
 }
 
-// dropLate answers the callers that will have stopped waiting before an answer can be here: what Redis granted them would be
+// dropLateLocked answers the callers that will have stopped waiting before an answer can be here: what Redis granted them would be
 // burnt.
-func (f *flight) dropLate(c *local.Cell, now int64) {
+func (f *flight) dropLateLocked(c *local.Cell, now int64) {
 	c.Waiters = slices.DeleteFunc(c.Waiters, func(w *local.Waiter) bool {
 		late := w.N > 0 && w.Left < now+int64(f.rtt)
 		if late {
@@ -289,8 +289,8 @@ func (f *flight) dropLate(c *local.Cell, now int64) {
 	})
 }
 
-// packNeed asks for the callers that wait, as far as their costs fit into one message.
-func packNeed(e *entry, a *tier.Ask) {
+// packNeedLocked asks for the callers that wait, as far as their costs fit into one message.
+func packNeedLocked(e *entry, a *tier.Ask) {
 	c := e.c
 	if e.charge = c.ChargeCold; e.charge > 0 {
 		c.ChargeCold = 0
@@ -317,9 +317,9 @@ func packNeed(e *entry, a *tier.Ask) {
 	e.waiters, c.Waiters = c.Waiters, nil
 }
 
-// mayHandOver reports whether it is certain what this instance's share of c admitted in the last outage, and that it has
+// mayHandOverLocked reports whether it is certain what this instance's share of c admitted in the last outage, and that it has
 // not been handed over yet: not if a cell that knew was evicted since.
-func (f *flight) mayHandOver(c *local.Cell) bool {
+func (f *flight) mayHandOverLocked(c *local.Cell) bool {
 	evicted := f.d.h.shareEvicted.Load()
 	return (evicted == 0 || evicted < f.wentAway) && (c.Share != nil || f.d.h.backEvicted.Load() < f.back)
 }
@@ -332,9 +332,9 @@ func (f *flight) ownAt(p *policy, slot, at int64) int64 {
 	return at / p.tier.PeriodUS()
 }
 
-// drainLog returns when the spent tokens were spent. A caller takes a token first and records the time after: what is not
+// drainLogLocked returns when the spent tokens were spent. A caller takes a token first and records the time after: what is not
 // recorded yet counts as spent now (which errs to too few), and its record is skipped later.
-func drainLog(c *local.Cell, now, spent int64) (spends []tier.Spend, skip int64) {
+func drainLogLocked(c *local.Cell, now, spent int64) (spends []tier.Spend, skip int64) {
 	spends, sum := c.Log.Drain(now, spent+c.LogSkip, nil)
 	skip = c.LogSkip
 	for len(spends) > 0 && skip > 0 {
@@ -404,14 +404,14 @@ func (f *flight) landLocked(e *entry, want int64, g *tier.Grant, serverNow, sent
 		c.Share = nil
 		d.enqueueLocked(c)
 	}
-	admitted, unserved := f.answerServed(e, g)
+	admitted, unserved := f.answerServedLocked(e, g)
 	e.l.remote.Add(admitted)
 	if !p.tier.Algorithm.Bucket() && admitted+e.charge > 0 && !e.outdated() {
 		c.Own.Add(serverNow/p.tier.PeriodUS(), admitted+e.charge)
 	}
 	deadline := sent + shrink(g.LifeUS*1000)
 	c.Rate = rateOf(c, e.demand, received, d.h.cfg.syncInterval)
-	f.takeLease(e, g, admitted, deadline, received)
+	f.takeLeaseLocked(e, g, admitted, deadline, received)
 
 	short := len(unserved) > 0 || want > 0 && g.Lease < want
 	exhausted := admitted == 0 && g.Lease == 0
@@ -421,7 +421,7 @@ func (f *flight) landLocked(e *entry, want int64, g *tier.Grant, serverNow, sent
 	}
 	switch {
 	case len(unserved) > 0:
-		f.refuse(e, g, unserved, pause, received)
+		f.refuseLocked(e, g, unserved, pause, received)
 	case short && pause > 0:
 		c.Deny(1, received+pause)
 	case e.poll && exhausted:
@@ -434,16 +434,16 @@ func (f *flight) landLocked(e *entry, want int64, g *tier.Grant, serverNow, sent
 		return
 	}
 	d.countLocked(c)
-	f.scheduleNext(c, p, exhausted, deadline, received)
+	f.scheduleNextLocked(c, p, exhausted, deadline, received)
 	if received-c.Settled > int64(d.h.cfg.syncInterval) {
 		c.Busy = received
 	}
 	c.Settled = received
 }
 
-// answerServed answers the callers that were served at the server, in the order they came, and those that only looked. It
+// answerServedLocked answers the callers that were served at the server, in the order they came, and those that only looked. It
 // returns what was admitted and who is left.
-func (f *flight) answerServed(e *entry, g *tier.Grant) (admitted int64, unserved []*local.Waiter) {
+func (f *flight) answerServedLocked(e *entry, g *tier.Grant) (admitted int64, unserved []*local.Waiter) {
 	served := g.Served - min(g.Served, e.charge)
 	for _, w := range e.waiters {
 		o := local.Outcome{Remaining: g.Remaining + g.Lease, ResetNS: g.ResetUS * 1000}
@@ -493,9 +493,9 @@ func (f *flight) retryNS(g *tier.Grant) int64 {
 	return g.RetryUS * 1000
 }
 
-// refuse answers the callers that could not be served and keeps the denial: until the largest cost would pass, and at
+// refuseLocked answers the callers that could not be served and keeps the denial: until the largest cost would pass, and at
 // least for the pause, counted from the receipt.
-func (f *flight) refuse(e *entry, g *tier.Grant, unserved []*local.Waiter, pause, received int64) {
+func (f *flight) refuseLocked(e *entry, g *tier.Grant, unserved []*local.Waiter, pause, received int64) {
 	wait := max(f.retryNS(g), pause)
 	least, most := unserved[0].N, unserved[0].N
 	for _, w := range unserved {
@@ -515,8 +515,8 @@ func (f *flight) refuse(e *entry, g *tier.Grant, unserved []*local.Waiter, pause
 	}
 }
 
-// takeLease puts the lease into the cell.
-func (f *flight) takeLease(e *entry, g *tier.Grant, admitted, deadline, received int64) {
+// takeLeaseLocked puts the lease into the cell.
+func (f *flight) takeLeaseLocked(e *entry, g *tier.Grant, admitted, deadline, received int64) {
 	c, p := e.c, e.p
 	if !g.Credited || e.carry == 0 {
 		// Void under the new slot, what was taken out of use included. What was spent meanwhile was spent under the old
@@ -554,9 +554,9 @@ func (f *flight) takeLease(e *entry, g *tier.Grant, admitted, deadline, received
 	}
 }
 
-// scheduleNext says when the loop looks at c again: to report and renew or return a lease, or to poll a window that others
+// scheduleNextLocked says when the loop looks at c again: to report and renew or return a lease, or to poll a window that others
 // may give back to.
-func (f *flight) scheduleNext(c *local.Cell, p *policy, exhausted bool, deadline, received int64) {
+func (f *flight) scheduleNextLocked(c *local.Cell, p *policy, exhausted bool, deadline, received int64) {
 	sync := int64(f.d.h.cfg.syncInterval)
 	switch {
 	case c.Base > 0 || c.Tokens() > 0:

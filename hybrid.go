@@ -60,7 +60,7 @@ type Hybrid struct {
 	waiters, timers sync.Pool
 }
 
-// New returns a Hybrid that leases quota through rdb: a plain client, a failover client, a Cluster or a Ring. It
+// New returns a Hybrid that leases tokens through rdb: a plain client, a failover client, a Cluster or a Ring. It
 // never dials: a Redis that is down is a state (Stats), not an error. A nil rdb is ErrConfig, as is every option out
 // of range; all faults are joined. The Hybrid does not close rdb.
 func New(rdb redis.UniversalClient, opts ...Option) (*Hybrid, error) {
@@ -233,98 +233,6 @@ func (h *Hybrid) domain(rd remote.Domain) *domain {
 	return d
 }
 
-// followTopology keeps the map of a Cluster or Ring: at the start, now and then, when a server was given up and more often
-// while one is: another may have taken over. Until it is known nothing is sent, since a key's message carries what its own
-// server's heartbeat said.
-func (h *Hybrid) followTopology() {
-	const every, whileAway = 5 * time.Second, time.Second
-	t := time.NewTimer(0)
-	defer t.Stop()
-	for {
-		select {
-		case <-h.stop:
-			return
-		case <-h.lost:
-		case <-t.C:
-		}
-		wait := every
-		switch err := h.refresh(); {
-		case err != nil && !h.resolved.Load():
-			wait = h.cfg.remoteTimeout
-		case h.unsettled():
-			wait = max(h.cfg.remoteTimeout, whileAway/10)
-		case slices.ContainsFunc(h.allDomains(), (*domain).isAway):
-			wait = whileAway
-		}
-		t.Reset(wait)
-	}
-}
-
-// refresh reads the topology. While it has never been known, a failure counts against Redis as a whole, and callers are
-// decided for locally once the breaker of the first domain opens.
-func (h *Hybrid) refresh() error {
-	ctx, cancel := context.WithTimeout(context.Background(), h.cfg.remoteTimeout)
-	defer cancel()
-	if h.resolved.Load() {
-		err := h.client.Refresh(ctx)
-		h.joinDomains()
-		return err
-	}
-	d := h.domain(remote.Domain{})
-	done, err := d.breaker.Begin()
-	if err != nil {
-		return err
-	}
-	err = h.client.Refresh(ctx)
-	if breaker.Classify(err) == breaker.Ours {
-		// A server that will not tell (an ACL, no cluster) is no failure of Redis, but there is no going on without the map.
-		done(errors.New("tierlimit: the topology was refused: " + err.Error()))
-	} else {
-		done(err)
-	}
-	if err == nil {
-		h.joinDomains()
-		h.resolved.Store(true)
-		for _, d := range h.allDomains() {
-			d.rehome()
-			d.wakeUp()
-		}
-	}
-	d.wakeUp()
-	return err
-}
-
-// joinDomains joins the fleet on every server, also where this instance has no key yet: when that server dies, whoever was not
-// heard there would count itself alone, and the others would not count it.
-func (h *Hybrid) joinDomains() {
-	homes := *h.homes.Load()
-	for g := range homes {
-		now := h.client.Domain(uint8(g))
-		d := h.domain(now)
-		// A server that takes over others' groups may get another name, perhaps that of one that is out of reach. Its own keys go on under the
-		// old name, which all instances keep alive there, until the new one answers.
-		old := remote.Domain{Tag: homes[g]}
-		if old != now {
-			d.inherit(h.domain(old))
-		}
-		if state, _ := d.state(h.now()); old != now && h.resolved.Load() && state != StateOnline && h.client.Domain(old.Tag) == now {
-			continue
-		}
-		homes[g] = now.Tag
-	}
-	h.homes.Store(&homes)
-}
-
-// unsettled reports whether keys go on under an old name.
-func (h *Hybrid) unsettled() bool {
-	for g, tag := range h.homes.Load() {
-		if h.client.Domain(uint8(g)).Tag != tag {
-			return true
-		}
-	}
-	return false
-}
-
 func (h *Hybrid) allDomains() []*domain {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -370,7 +278,7 @@ func (h *Hybrid) flush(ctx context.Context) error {
 			d := h.domainOf(c)
 			c.Return = true
 			d.enqueueLocked(c)
-			all = append(all, flushed{d, c, nextLanding(c)})
+			all = append(all, flushed{d, c, nextLandingLocked(c)})
 		}
 	})
 	for _, f := range all {
@@ -402,7 +310,7 @@ func (h *Hybrid) Close(ctx context.Context) error {
 		h.table.Each(func(c *local.Cell) {
 			c.Mu.Lock()
 			defer c.Mu.Unlock()
-			answer(c, local.Outcome{Closed: true})
+			answerLocked(c, local.Outcome{Closed: true})
 		})
 	})
 	return err
@@ -451,45 +359,8 @@ func (h *Hybrid) Stats() Stats {
 	return s
 }
 
-// evict gives up a cell, under its shard's lock. What it holds is handed to the loop, which settles it like any
-// other; the table only forgets it.
-func (h *Hybrid) evict(c *local.Cell) bool {
-	if !c.Mu.TryLock() {
-		return false
-	}
-	defer c.Mu.Unlock()
-	if len(c.Waiters) > 0 || c.InFlight || c.Queued {
-		return false
-	}
-	c.Dead = true
-	h.leased.Add(-c.Counted)
-	c.Counted = 0
-	if h.client == nil {
-		return true
-	}
-	if h.shareCounts(c, h.now()) || c.BackReady {
-		h.shareEvicted.Store(h.now())
-	}
-	h.forgetBack(c)
-	if c.Slot != 0 && (c.Tokens() > 0 || c.Base != c.Tokens()) || c.Refund != 0 || c.ChargeCold > 0 {
-		c.Return = true
-		h.domainOf(c).enqueueLocked(c)
-	}
-	return true
-}
-
-// forgetBack takes in that c, which may have handed over what its share admitted, is given up. Caller holds c.Mu.
-func (h *Hybrid) forgetBack(c *local.Cell) {
-	for {
-		last := h.backEvicted.Load()
-		if c.BackSent() <= last || h.backEvicted.CompareAndSwap(last, c.BackSent()) {
-			return
-		}
-	}
-}
-
-// answer tells every waiter of c the same. Caller holds c.Mu.
-func answer(c *local.Cell, o local.Outcome) {
+// answerLocked tells every waiter of c the same. Caller holds c.Mu.
+func answerLocked(c *local.Cell, o local.Outcome) {
 	for _, w := range c.Waiters {
 		w.Done <- o
 	}

@@ -86,19 +86,6 @@ func (l *Limiter) plan(limit Limit) *policy {
 	return p
 }
 
-// timeToFull is how long a rate takes to make n tokens, at most 10 years.
-func timeToFull(t tier.Limit, n int64) time.Duration {
-	const most = 10 * 365 * 24 * time.Hour
-	if t.Rate <= 0 || n <= 0 {
-		return 0
-	}
-	d := float64(n) / float64(t.Rate) * float64(t.Period)
-	if d >= float64(most) {
-		return most
-	}
-	return time.Duration(math.Ceil(d))
-}
-
 // Name is the name the limiter was made with.
 func (l *Limiter) Name() string { return l.name }
 
@@ -132,8 +119,8 @@ func (l *Limiter) Allow(ctx context.Context, key string) (Result, error) {
 // ErrCost, 0 is Peek, and more than the capacity is a denial with RetryAfter Never that changes nothing.
 //
 // A warm key is decided in this process without a lock or an allocation, whatever state Redis is in (of a Hybrid made by
-// NewLocal every check takes the lock of its key). A cold key waits for Redis, at most WithRemoteTimeout; ctx is looked at only then, and its error is returned. A denial and a Redis that
-// is down are Results, not errors; ErrClosed after Close.
+// NewLocal every check takes the lock of its key). A cold key waits for Redis, at most WithRemoteTimeout; ctx is looked at only then,
+// and its error is returned. A denial and a Redis that is down are Results, not errors; ErrClosed after Close.
 func (l *Limiter) AllowN(ctx context.Context, key string, n int64) (r Result, err error) {
 	p := l.policy.Load()
 	if n <= 0 || n > p.most || l.h.closed.Load() {
@@ -159,7 +146,7 @@ func (l *Limiter) aloneAt(c *local.Cell, p *policy, n int64) (Result, bool) {
 	if c.Dead {
 		return Result{}, false
 	}
-	return l.alone(c, p, n, l.h.now()), true
+	return l.aloneLocked(c, p, n, l.h.now()), true
 }
 
 // special answers what needs no tokens.
@@ -186,7 +173,7 @@ func (l *Limiter) known(p *policy, key string) int64 {
 	case l.h.client == nil:
 		c.Mu.Lock()
 		defer c.Mu.Unlock()
-		return l.alone(c, p, 0, l.h.now()).Remaining
+		return l.aloneLocked(c, p, 0, l.h.now()).Remaining
 	}
 	return clip(c.Tokens()+c.Remaining(), p.capacity)
 }
@@ -269,7 +256,7 @@ func (l *Limiter) cold(ctx context.Context, p *policy, hash uint64, key string, 
 		return Result{}, err
 	}
 	if l.h.client == nil {
-		r := l.alone(c, p, n, l.h.now())
+		r := l.aloneLocked(c, p, n, l.h.now())
 		c.Mu.Unlock()
 		return r, nil
 	}
@@ -474,7 +461,7 @@ func (l *Limiter) Peek(ctx context.Context, key string) (Result, error) {
 	now := l.h.now()
 	switch {
 	case l.h.client == nil:
-		r := l.alone(c, p, 0, now)
+		r := l.aloneLocked(c, p, 0, now)
 		c.Mu.Unlock()
 		return r, nil
 	case c.Tokens() > 0 && now <= c.Deadline():
@@ -609,7 +596,7 @@ func (l *Limiter) Reset(ctx context.Context, key string) error {
 	c.Refund = tier.RefundAll
 	c.Own = local.Own{}
 	d.enqueueLocked(c)
-	landing := nextLanding(c)
+	landing := nextLandingLocked(c)
 	c.Mu.Unlock()
 	if err := d.landed(ctx, c, landing); err != nil {
 		return err
@@ -676,8 +663,8 @@ func (l *Limiter) SetLimit(limit Limit) error {
 	return nil
 }
 
-// alone decides a check of a Hybrid without Redis.
-func (l *Limiter) alone(c *local.Cell, p *policy, n, now int64) Result {
+// aloneLocked decides a check of a Hybrid without Redis.
+func (l *Limiter) aloneLocked(c *local.Cell, p *policy, n, now int64) Result {
 	t := l.h.wall(now)
 	if c.Share == nil {
 		c.Share = local.New(p.tier, t, true)

@@ -84,8 +84,8 @@ func (d *domain) wakeUp() {
 	}
 }
 
-// later lets the loop call f without a lock held. Caller holds d.mu.
-func (d *domain) later(f func()) { d.calls = append(d.calls, f) }
+// laterLocked lets the loop call f without a lock held. Caller holds d.mu.
+func (d *domain) laterLocked(f func()) { d.calls = append(d.calls, f) }
 
 // run is the loop: it sends what is pending, looks at the cells that are due, and beats.
 func (d *domain) run() {
@@ -349,7 +349,7 @@ func giveUpLocked(c *local.Cell) {
 	if c.Refund > 0 {
 		c.Refund = 0
 	}
-	answer(c, local.Outcome{Down: true})
+	answerLocked(c, local.Outcome{Down: true})
 }
 
 // giveUp answers the callers of cells that will not be sent.
@@ -375,6 +375,34 @@ func (d *domain) await(ctx context.Context, done func() bool) error {
 		d.mu.Unlock()
 		if ok {
 			return nil
+		}
+		if err := pause(ctx, nil, time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+// nextLandingLocked is the count of landings of c by which what it holds now has been exchanged. Caller holds c.Mu.
+func nextLandingLocked(c *local.Cell) int64 {
+	if c.InFlight {
+		return c.Landed + 2
+	}
+	return c.Landed + 1
+}
+
+// landed waits until c's flights have come back as often as landing says, nothing more is to be sent for it, or ctx ends.
+func (d *domain) landed(ctx context.Context, c *local.Cell, landing int64) error {
+	for {
+		c.Mu.Lock()
+		done := c.Landed >= landing || !c.Queued && !c.InFlight
+		c.Mu.Unlock()
+		if done {
+			return nil
+		}
+		select {
+		case <-d.h.stop:
+			return ErrClosed
+		default:
 		}
 		if err := pause(ctx, nil, time.Millisecond); err != nil {
 			return err

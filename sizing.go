@@ -4,6 +4,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/tierlimit/tierlimit/tier"
 	"github.com/tierlimit/tierlimit/tier/local"
 )
 
@@ -69,4 +70,17 @@ func (f *flight) pause(p *policy, active int64) int64 {
 	}
 	fair := 10 * float64(active) / p.perNS
 	return int64(max(2*f.rtt, min(fair, float64(p.pauseCap))))
+}
+
+// timeToFull is how long a rate takes to make n tokens, at most 10 years.
+func timeToFull(t tier.Limit, n int64) time.Duration {
+	const most = 10 * 365 * 24 * time.Hour
+	if t.Rate <= 0 || n <= 0 {
+		return 0
+	}
+	d := float64(n) / float64(t.Rate) * float64(t.Period)
+	if d >= float64(most) {
+		return most
+	}
+	return time.Duration(math.Ceil(d))
 }

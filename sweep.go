@@ -53,7 +53,7 @@ func (h *Hybrid) idle(c *local.Cell) local.Fate {
 		now <= c.Deadline() && (c.Return || c.Slot != 0 && (c.Tokens() > 0 || c.Base > 0) || c.Retired > 0), // holds a lease, or has not reported it
 		c.Refund != 0 || c.ChargeCold > 0,                                                    // or something else
 		c.DeniedUntil() > now,                                                                // knows what Redis said
-		h.shareCounts(c, now) || c.BackReady,                                                 // counts for an outage
+		h.shareCountsLocked(c, now) || c.BackReady,                                           // counts for an outage
 		c.BackSent() != 0 && now < c.Settled+int64(h.longestFill()),                          // or has counted for one that is remembered
 		fate == local.Remember && (now < c.Settled+int64(sweepRound) || l.cfg.coldStart > 0): // is in use, or counts what ColdAdmit let through
 		return local.Keep
@@ -61,9 +61,10 @@ func (h *Hybrid) idle(c *local.Cell) local.Fate {
 	c.Dead = true
 	h.leased.Add(-c.Counted) // of a lease that ended while nothing could be told of it
 	c.Counted = 0
-	h.forgetBack(c) // its darkness may be remembered for longer yet
+	h.forgetBackLocked(c) // its darkness may be remembered for longer yet
 	if spent := c.Base - c.Tokens() - c.Retired; spent > 0 {
-		// It was spent of a lease that ended in an outage. A fixed window is over when its lease is; of others a memo tells it, as spent now, which errs to too few.
+		// It was spent of a lease that ended in an outage. A fixed window is over when its lease is; of others a memo tells it, as spent
+		// now, which errs to too few.
 		l.local.Add(spent)
 		if p := l.policy.Load(); (p.tier.Algorithm == tier.SlidingWindow || p.tier.Algorithm == tier.SlidingLog) && !c.Foreign {
 			c.Own.Add(h.domainOf(c).serverClock().at(now).Hi/p.tier.PeriodUS(), spent)
@@ -72,8 +73,8 @@ func (h *Hybrid) idle(c *local.Cell) local.Fate {
 	return fate
 }
 
-// shareCounts reports whether what c's outage share admitted may still matter. Caller holds c.Mu.
-func (h *Hybrid) shareCounts(c *local.Cell, now int64) bool {
+// shareCountsLocked reports whether what c's outage share admitted may still matter. Caller holds c.Mu.
+func (h *Hybrid) shareCountsLocked(c *local.Cell, now int64) bool {
 	if c.Share == nil {
 		return false
 	}
@@ -109,4 +110,41 @@ func (h *Hybrid) recall(wanted func(owner uint32, key string) bool, visit func(c
 			}
 		}
 	})
+}
+
+// evict gives up a cell, under its shard's lock. What it holds is handed to the loop, which settles it like any
+// other; the table only forgets it.
+func (h *Hybrid) evict(c *local.Cell) bool {
+	if !c.Mu.TryLock() {
+		return false
+	}
+	defer c.Mu.Unlock()
+	if len(c.Waiters) > 0 || c.InFlight || c.Queued {
+		return false
+	}
+	c.Dead = true
+	h.leased.Add(-c.Counted)
+	c.Counted = 0
+	if h.client == nil {
+		return true
+	}
+	if h.shareCountsLocked(c, h.now()) || c.BackReady {
+		h.shareEvicted.Store(h.now())
+	}
+	h.forgetBackLocked(c)
+	if c.Slot != 0 && (c.Tokens() > 0 || c.Base != c.Tokens()) || c.Refund != 0 || c.ChargeCold > 0 {
+		c.Return = true
+		h.domainOf(c).enqueueLocked(c)
+	}
+	return true
+}
+
+// forgetBackLocked takes in that c, which may have handed over what its share admitted, is given up. Caller holds c.Mu.
+func (h *Hybrid) forgetBackLocked(c *local.Cell) {
+	for {
+		last := h.backEvicted.Load()
+		if c.BackSent() <= last || h.backEvicted.CompareAndSwap(last, c.BackSent()) {
+			return
+		}
+	}
 }

@@ -61,7 +61,7 @@ func (demoCmd) Help() string {
   online        tokens are leased from Redis in batches; most checks need no call
   silence       Redis cut: only leases in hand are spent, for the time Bound().Silence says
   outage share  each instance admits a quarter of the limit, without Redis
-  online again  what was admitted meanwhile is charged in Redis
+  online again  the shares have ended; tokens are leased from Redis once more
 
 Columns: offered, admitted and limit in tokens per second, where offered counts checks when they are answered: it dips while callers wait for a time-out, and exceeds the load when the checks queued behind them are made up for. overshoot is of the whole run so far, by the checker. "local %" is the part of the checks decided without asking Redis; one that waited until its time was up has asked. redis/s are script calls, heartbeats included; p50 and p99 are of Allow. breaker is the state of the instances' circuit breakers, fleet what the instances do: one word if all agree, else the most frequent and of how many, as in "open 3/4". A phase is told from the one before once a row.
 
@@ -287,7 +287,7 @@ func (d *demo) announceLocked(t fleet.Tick, phases map[string]int) {
 		if d.again == 0 {
 			d.again = t.At
 		}
-		d.sayLocked(green, t.At, "online again: what was admitted meanwhile is charged in Redis")
+		d.sayLocked(green, t.At, "online again: the shares have ended, tokens are leased from Redis once more")
 	}
 }
 

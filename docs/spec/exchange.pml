@@ -198,7 +198,7 @@ inline forget() {
 	X.call = NONE; X.qname = 0; X.qspent = 0; X.qback = 0; X.qgive = 0; X.qtok = 0; X.qlive = 0
 }
 
-/* packLease in flight.go */
+/* packLeaseLocked in flight.go */
 inline pack() {
 	X.call = REQUEST;
 	if

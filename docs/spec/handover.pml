@@ -238,7 +238,7 @@ active [N] proctype member() {
 		ready[_pid] = 0; own[_pid] = 0;
 #endif
 		settle() }
-	/* packShare and landLocked in flight.go: settled first, or the hand-over was refused; */
+	/* packShareLocked and landLocked in flight.go: settled first, or the hand-over was refused; */
 	:: d_step { owes[_pid] && vleft[_pid] > 0 && !ready[_pid] ->
 		ready[_pid] = 1; own[_pid] = used[_pid]; used[_pid] = 0;
 		settle() }

@@ -198,7 +198,8 @@ func (s *shard) resize(old []atomic.Pointer[Cell], n int) []atomic.Pointer[Cell]
 	return b
 }
 
-// Sweep looks at n cells, going on where it stopped, and asks idle, under the lock of the cell's shard, what becomes of each. It returns early after a whole round. One caller at a time.
+// Sweep looks at n cells, going on where it stopped, and asks idle, under the lock of the cell's shard, what becomes of each. It returns
+// early after a whole round. One caller at a time.
 func (t *Table) Sweep(n int, idle func(*Cell) Fate) {
 	const atOnce = 256 // so that whoever adds a key does not wait for long
 	for range len(t.shards) {
