@@ -1159,6 +1159,60 @@ func TestCaseClose(t *testing.T) {
 	}
 }
 
+// Close with a Redis that hangs: it says so as soon as its calls have timed out, and what those left behind in the client is gone within
+// the linger of tier/remote.
+func TestCaseCloseHung(t *testing.T) {
+	const timeout = 200 * time.Millisecond
+	server := redistest.Start(t)
+	leak := goleak.IgnoreCurrent()
+	rdb := redis.NewClient(server.Options())
+	h, err := tierlimit.New(rdb, tierlimit.WithPrefix(ownPrefix(t)), tierlimit.WithRemoteTimeout(timeout))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := limiterOf(t, h, tierlimit.TokenBucket(1_000_000, time.Second))
+	eventually(t, "online", isOnline(h))
+	var wg sync.WaitGroup
+	var begun atomic.Int64
+	for i := range 16 {
+		wg.Go(func() {
+			for j := 0; ; j++ {
+				_, err := l.Allow(context.Background(), fmt.Sprint(i, j%50))
+				begun.Add(1)
+				if err != nil {
+					if !errors.Is(err, tierlimit.ErrClosed) {
+						t.Error(err)
+					}
+					return
+				}
+			}
+		})
+	}
+	eventually(t, "calls are under way", func() bool { return begun.Load() > 100 })
+	if err := server.Hang(); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	err = h.Close(context.Background())
+	wg.Wait()
+	if took := time.Since(began); err == nil || took > 20*time.Second {
+		t.Errorf("after %v: %v", took, err)
+	} else {
+		t.Logf("after %v: %v", took, err)
+	}
+	_ = rdb.Close()
+	for { // Find looks for some time
+		err = goleak.Find(leak, goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9/internal/pool.(*ConnPool).tryDial"))
+		if err == nil || time.Since(began) > 20*time.Second {
+			break
+		}
+	}
+	if err != nil {
+		t.Error(err)
+	}
+	t.Logf("nothing is left %v after Close began", time.Since(began))
+}
+
 // Close and Flush give unspent tokens back.
 func TestCaseUnspentTokensReturn(t *testing.T) {
 	for _, limit := range fiveOf(1000, time.Hour) {

@@ -4,3 +4,5 @@ package tierlimit
 const RaceEnabled = raceEnabled
 
 var EnvelopeOf = envelopeOf
+
+var ErrResetKept, ErrResetUnknown = errResetKept, errResetUnknown

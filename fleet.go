@@ -349,20 +349,31 @@ func (d *domain) reportStateLocked(now int64) {
 	})
 }
 
+// Why leave does not tell Redis. What the others keep aside then is in Close's doc.
+var (
+	errLeaveForced = errors.New("tierlimit: Redis was not told that this instance leaves: ForceLocal is on")
+	errLeaveDown   = errors.New("tierlimit: Redis was not told that this instance leaves: it is out of reach, the breaker is open")
+)
+
 // leave tells Redis that this instance is gone, so that the others may have its share.
 func (d *domain) leave(ctx context.Context) error {
 	d.mu.Lock()
-	joined := d.m.viewed != 0 && !d.down()
+	joined := d.m.viewed != 0
 	d.m.leaving = true
 	d.m.due = math.MaxInt64
 	d.mu.Unlock()
-	if !joined {
+	switch {
+	case !joined:
 		return nil
+	case d.h.forced.Load():
+		return errLeaveForced
+	case d.down():
+		return errLeaveDown
 	}
 	// A beat that is on its way must not run after the leave: it would join again.
 	err := d.await(ctx, func() bool { return !d.m.beating })
 	if err != nil {
-		return err
+		return fmt.Errorf("tierlimit: Redis was not told that this instance leaves, its last heartbeat was on its way: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, d.h.cfg.remoteTimeout)
 	defer cancel()

@@ -251,8 +251,9 @@ func (h *Hybrid) ForceLocal(on bool) {
 }
 
 // Flush settles and returns everything that is idle, now: all unspent tokens go back to Redis. It returns when that
-// is done. With a Redis that does not answer it gives up after one timeout and returns nil: the tokens return by themselves when
-// their leases end. Errors: ctx's, wrapped, and ErrClosed.
+// is done, or when Redis, if it does not answer, is given up: after two times WithRemoteTimeout at most, and where nothing answers until
+// the breaker opens. Errors: one that says of how many keys the tokens could not be returned, or nobody knows; they return by
+// themselves when their leases end. ctx's, wrapped, and ErrClosed.
 func (h *Hybrid) Flush(ctx context.Context) error {
 	ctx = orBackground(ctx)
 	if h.closed.Load() {
@@ -271,6 +272,7 @@ func (h *Hybrid) flush(ctx context.Context) error {
 		landing int64
 	}
 	var all []flushed
+	began := h.now()
 	h.table.Each(func(c *local.Cell) {
 		c.Mu.Lock()
 		defer c.Mu.Unlock()
@@ -281,19 +283,43 @@ func (h *Hybrid) flush(ctx context.Context) error {
 			all = append(all, flushed{d, c, nextLandingLocked(c)})
 		}
 	})
+	kept := 0
 	for _, f := range all {
-		if err := f.d.landed(ctx, f.c, f.landing); err != nil {
+		switch err := f.d.landed(ctx, f.c, f.landing); {
+		case errors.Is(err, ErrClosed):
 			return err
+		case err != nil:
+			return fmt.Errorf("tierlimit: returning unspent tokens was given up: %w", err)
 		}
+		f.c.Mu.Lock()
+		if unreturnedLocked(f.c, began, h.now()) {
+			kept++
+		}
+		f.c.Mu.Unlock()
+	}
+	if kept > 0 {
+		return fmt.Errorf("tierlimit: Redis did not answer for %d of %d keys: their unspent tokens return when their leases end", kept, len(all))
 	}
 	return nil
 }
 
+// unreturnedLocked reports whether c holds what was to be settled since began: no exchange of it was answered, or the last one was not and
+// may have been granted a lease. What lies under a lease that is over has returned by itself. Caller holds c.Mu.
+func unreturnedLocked(c *local.Cell, began, now int64) bool {
+	switch {
+	case c.Refund != 0 || c.ChargeCold > 0:
+		return true
+	case c.Slot == 0 && !c.Unknown || !c.Unknown && now > c.Deadline():
+		return false
+	}
+	return c.Unknown || c.Retired > 0 || c.Settled < began && !c.Dead
+}
+
 // Close returns unspent tokens to Redis, leaves the fleet and stops the background loops; none is left running when
 // it returns. Checks that wait are answered with ErrClosed. It does not close the Redis client. A second call waits
-// for the first, whatever its ctx, and returns nil. The error says that ctx ended, or that Redis could not be told: then the tokens
-// return by themselves when their leases end. It is nil where Redis was out of reach already, or ForceLocal is on; then the fleet
-// keeps this instance's share aside until it is forgotten, for 30 s or more.
+// for the first, whatever its ctx, and returns nil. The error says that ctx ended, or that Redis could not be told, since it does not
+// answer, is out of reach, or ForceLocal is on: then the tokens return by themselves when their leases end, and the fleet keeps this
+// instance's share aside until it is forgotten, for 30 s or more. It is closed all the same.
 func (h *Hybrid) Close(ctx context.Context) error {
 	ctx = orBackground(ctx)
 	var err error

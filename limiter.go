@@ -564,6 +564,12 @@ func (l *Limiter) Refund(ctx context.Context, key string, n int64) error {
 	return ErrClosed
 }
 
+// What Reset came to besides a reset key.
+var (
+	errResetKept    = errors.New("tierlimit: Redis was not reached: the key is reset with its next exchange")
+	errResetUnknown = errors.New("tierlimit: Redis did not answer in time: the key may be reset or not")
+)
+
 // Reset makes key full again, less what instances hold as leases, across the fleet within one heartbeat. It is a
 // break of the limit that the caller asks for.
 //
@@ -598,18 +604,21 @@ func (l *Limiter) Reset(ctx context.Context, key string) error {
 	d.enqueueLocked(c)
 	landing := nextLandingLocked(c)
 	c.Mu.Unlock()
-	if err := d.landed(ctx, c, landing); err != nil {
+	switch err := d.landed(ctx, c, landing); {
+	case errors.Is(err, ErrClosed):
 		return err
+	case err != nil:
+		return fmt.Errorf("tierlimit: Reset was given up, the key may be reset yet: %w", err)
 	}
 	c.Mu.Lock()
 	kept, unknown := c.Refund == tier.RefundAll, c.Unknown
 	c.Mu.Unlock()
 	if kept {
-		return errors.New("tierlimit: Redis was not reached: the key is reset with its next exchange")
+		return errResetKept
 	}
 	d.changed()
 	if unknown {
-		return errors.New("tierlimit: Redis did not answer in time: the key may be reset or not")
+		return errResetUnknown
 	}
 	return nil
 }

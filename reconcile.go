@@ -2,6 +2,7 @@ package tierlimit
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -364,10 +365,13 @@ func (d *domain) giveUp(cells []*local.Cell) {
 
 // drain waits until nothing is pending or on its way, Redis is given up, or ctx ends.
 func (d *domain) drain(ctx context.Context) error {
-	return d.await(ctx, func() bool { return d.m.away != 0 || d.queued+d.flights == 0 })
+	if err := d.await(ctx, func() bool { return d.m.away != 0 || d.queued+d.flights == 0 }); err != nil {
+		return fmt.Errorf("tierlimit: what was on its way to Redis was not waited for: %w", err)
+	}
+	return nil
 }
 
-// await waits until done, which is asked with d.mu held, or ctx ends.
+// await waits until done, which is asked with d.mu held, or ctx ends, whose error it returns as it is.
 func (d *domain) await(ctx context.Context, done func() bool) error {
 	for {
 		d.mu.Lock()
@@ -376,7 +380,7 @@ func (d *domain) await(ctx context.Context, done func() bool) error {
 		if ok {
 			return nil
 		}
-		if err := pause(ctx, nil, time.Millisecond); err != nil {
+		if err := tick(ctx); err != nil {
 			return err
 		}
 	}
@@ -390,7 +394,8 @@ func nextLandingLocked(c *local.Cell) int64 {
 	return c.Landed + 1
 }
 
-// landed waits until c's flights have come back as often as landing says, nothing more is to be sent for it, or ctx ends.
+// landed waits until c's flights have come back as often as landing says, nothing more is to be sent for it, or ctx ends, whose error it
+// returns as it is: the caller says what was given up.
 func (d *domain) landed(ctx context.Context, c *local.Cell, landing int64) error {
 	for {
 		c.Mu.Lock()
@@ -404,8 +409,20 @@ func (d *domain) landed(ctx context.Context, c *local.Cell, landing int64) error
 			return ErrClosed
 		default:
 		}
-		if err := pause(ctx, nil, time.Millisecond); err != nil {
+		if err := tick(ctx); err != nil {
 			return err
 		}
+	}
+}
+
+// tick sleeps for a millisecond, less if ctx ends.
+func tick(ctx context.Context) error {
+	t := time.NewTimer(time.Millisecond)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 }

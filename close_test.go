@@ -1,0 +1,132 @@
+package tierlimit
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/tierlimit/tierlimit/internal/model"
+	"github.com/tierlimit/tierlimit/tier"
+)
+
+// leased lets instance 0 hold a lease.
+func (d *directed) leased() {
+	d.t.Helper()
+	until(d.t, "a lease", func() bool { d.spend(0, 1); return d.hs[0].Stats().Leased > 0 })
+}
+
+// Flush says that tokens did not return, whatever kept them: nobody answered, nothing was sent, or Redis was given up before.
+func TestFlushSaysWhatDidNotReturn(t *testing.T) {
+	for name, f := range map[string]fate{"hung": {lose: true}, "lost": {loseReply: true}, "refused": {refuse: true}, "away": {refuse: true}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := newDirected(t, 1, TokenBucket(1000, time.Hour), model.Variant{}, WithLocalShare(0.5), WithLeaseTTL(time.Minute))
+				defer d.close()
+				d.leased()
+				if err := d.hs[0].Flush(t.Context()); err != nil {
+					t.Errorf("with a Redis that answers: %v", err)
+				}
+				if n := d.hs[0].Stats().Leased; n != 0 {
+					t.Errorf("%d tokens in hand after a Flush", n)
+				}
+				d.leased()
+				d.wires[0].setFate(func(heartbeat bool, _ []tier.Ask) fate {
+					if heartbeat && name != "away" {
+						return fate{there: 100 * time.Microsecond, back: 100 * time.Microsecond}
+					}
+					return f
+				})
+				if name == "away" {
+					until(t, "Redis is given up", func() bool { return d.hs[0].Stats().State > StateOnline })
+				}
+				began := time.Now()
+				err := d.hs[0].Flush(t.Context())
+				if err == nil || !strings.Contains(err.Error(), "1 of 1 keys") {
+					t.Errorf("%v", err)
+				}
+				if took := time.Since(began); took > 2*simTimeout+5*time.Millisecond {
+					t.Errorf("after %v", took)
+				}
+				d.wires[0].setFate(nil)
+				until(t, "online", func() bool { return online(d.hs[0]) })
+				d.spend(0, 1)
+				if err := d.hs[0].Flush(t.Context()); err != nil {
+					t.Errorf("with a Redis that answers again: %v", err)
+				}
+			})
+		})
+	}
+}
+
+// What is given up because its context ends says so, and not how it waited.
+func TestWaitsForRedisEndWithTheirContext(t *testing.T) {
+	for _, name := range []string{"Flush", "Reset", "Close"} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := newDirected(t, 1, TokenBucket(1000, time.Hour), model.Variant{}, WithLocalShare(0.5), WithLeaseTTL(time.Minute))
+				defer d.close()
+				d.leased()
+				d.wires[0].setFate(func(bool, []tier.Ask) fate { return fate{lose: true} })
+				ctx, cancel := context.WithTimeout(t.Context(), simTimeout/2)
+				defer cancel()
+				began := time.Now()
+				err := map[string]func() error{
+					"Flush": func() error { return d.hs[0].Flush(ctx) },
+					"Reset": func() error { return d.ls[0].Reset(ctx, "k") },
+					"Close": func() error { return d.hs[0].Close(ctx) },
+				}[name]()
+				if !errors.Is(err, context.DeadlineExceeded) || strings.Contains(err.Error(), "1ms") || !strings.HasPrefix(err.Error(), "tierlimit: ") {
+					t.Errorf("%v", err)
+				}
+				if took := time.Since(began); name != "Close" && took > simTimeout/2+time.Millisecond {
+					t.Errorf("after %v", took)
+				}
+			})
+		})
+	}
+}
+
+// Close says when nobody could be told that the instance leaves: the fleet keeps its share aside then. Who never joined leaves nothing.
+func TestCloseSaysWhenNobodyIsTold(t *testing.T) {
+	for name, tc := range map[string]struct {
+		before func(d *directed)
+		want   error
+	}{
+		"online":     {func(*directed) {}, nil},
+		"ForceLocal": {func(d *directed) { d.hs[0].ForceLocal(true) }, errLeaveForced},
+		"away": {func(d *directed) {
+			d.wires[0].setFate(func(bool, []tier.Ask) fate { return fate{refuse: true} })
+			until(d.t, "Redis is given up", func() bool { return d.hs[0].Stats().State > StateOnline })
+		}, errLeaveDown},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := newDirected(t, 2, TokenBucket(100, time.Second), model.Variant{}, WithLocalShare(0))
+				tc.before(d)
+				if err := d.hs[0].Close(t.Context()); !errors.Is(err, tc.want) || (err == nil) != (tc.want == nil) {
+					t.Errorf("%v, want %v", err, tc.want)
+				}
+				if err := d.hs[0].Close(t.Context()); err != nil {
+					t.Errorf("again: %v", err)
+				}
+				time.Sleep(4 * simBeat)
+				if s := d.hs[1].Stats(); (s.Missing == 0) != (tc.want == nil) {
+					t.Errorf("to the other %d are missing of %d", s.Missing, s.Instances)
+				}
+				d.close()
+			})
+		})
+	}
+	synctest.Test(t, func(t *testing.T) {
+		x := &wire{w: newWorld(model.Variant{}, time.Hour, 0)}
+		x.setFate(func(bool, []tier.Ask) fate { return fate{refuse: true} })
+		h, _ := join(t, x, TokenBucket(100, time.Second), 0, WithRemoteTimeout(simTimeout), WithHeartbeat(simBeat), WithSyncInterval(simSync))
+		time.Sleep(time.Second)
+		if err := h.Close(t.Context()); err != nil {
+			t.Errorf("never heard from Redis: %v", err)
+		}
+	})
+}
