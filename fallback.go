@@ -27,10 +27,11 @@ func shareTime(alg tier.Algorithm, k serverClock, now int64) local.Time {
 func (d *domain) serverClock() serverClock {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.m.shareClock()
+	return d.m.shareClockLocked()
 }
 
-func (m *membership) shareClock() serverClock {
+// shareClockLocked is serverClock. Caller holds domain.mu.
+func (m *membership) shareClockLocked() serverClock {
 	if m.clock.known() {
 		return m.clock
 	}
@@ -44,7 +45,7 @@ func (l *Limiter) shareOf(d *domain, p *policy) tier.Limit {
 	defer d.mu.Unlock()
 	n, rank := 1, 0
 	switch {
-	case !d.m.heard(): // neither from Redis nor from another that the keys were with
+	case !d.m.heardLocked(): // neither from Redis nor from another that the keys were with
 		n = max(1, l.h.cfg.instances)
 		rank = n - 1
 	case !d.m.view.Ready:
@@ -79,14 +80,14 @@ func (l *Limiter) fallbackLocked(d *domain, c *local.Cell, p *policy, n, now int
 	return r
 }
 
-// shareLocked decides by the outage share.
+// shareLocked decides by the outage share. Caller holds c.Mu.
 func (l *Limiter) shareLocked(d *domain, c *local.Cell, p *policy, n, now int64) Result {
 	d.mu.Lock()
-	outage, heard := d.m.outage, d.m.heard()
+	outage, heard := d.m.outage, d.m.heardLocked()
 	away, rejoining := d.m.away != 0, d.m.rejoining
 	alive := d.m.alive
 	var begin int64 // when the share begins
-	clock := d.m.shareClock()
+	clock := d.m.shareClockLocked()
 	t := shareTime(p.tier.Algorithm, clock, now)
 	switch {
 	case !heard:

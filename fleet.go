@@ -94,8 +94,8 @@ type membership struct {
 	lostAt    int64 // as last heard
 }
 
-// heard reports whether the fleet is known: from Redis, or from another that the keys were with.
-func (m *membership) heard() bool { return m.viewed != 0 || m.view.N > 0 }
+// heardLocked reports whether the fleet is known: from Redis, or from another that the keys were with. Caller holds domain.mu.
+func (m *membership) heardLocked() bool { return m.viewed != 0 || m.view.N > 0 }
 
 // viewFor is how long a view may be used, and a call that carries it may run.
 func (h *Hybrid) viewFor() time.Duration { return h.cfg.heartbeat + h.cfg.remoteTimeout }
@@ -108,7 +108,7 @@ func (h *Hybrid) silence() time.Duration {
 	return time.Duration(stretch(int64(aliveBeats*h.cfg.heartbeat + h.viewFor() + time.Millisecond)))
 }
 
-// fresh reports whether exchanges may be sent now. Caller holds d.mu.
+// freshLocked reports whether exchanges may be sent now. Caller holds d.mu.
 func (d *domain) freshLocked(now int64) bool {
 	return d.m.viewed != 0 && !d.m.shaky && now < d.m.viewed+shrink(int64(d.h.viewFor()))
 }
@@ -272,7 +272,7 @@ func (d *domain) beat(learn bool, done func(error)) {
 	d.reportStateLocked(received)
 }
 
-// awayLocked begins an outage, once Redis is given up.
+// awayLocked begins an outage, once Redis is given up. Caller holds d.mu.
 func (d *domain) awayLocked(now int64) {
 	if d.m.away == 0 && (!d.breaker.Ready() || d.h.forced.Load()) {
 		d.m.away, d.m.wentAway = now, now
@@ -314,16 +314,17 @@ func (d *domain) force(on bool) {
 	d.wakeUp()
 }
 
-// state is how the domain stands.
+// state is how the domain stands, and the fleet as last heard.
 func (d *domain) state(now int64) (State, remote.View) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.stateLocked(now), d.m.view
 }
 
+// stateLocked is how the domain stands. Caller holds d.mu.
 func (d *domain) stateLocked(now int64) State {
 	switch {
-	case d.m.away != 0 && (!d.m.heard() || now >= d.m.alive+int64(d.h.silence()+2*d.h.cfg.leaseTTL)):
+	case d.m.away != 0 && (!d.m.heardLocked() || now >= d.m.alive+int64(d.h.silence()+2*d.h.cfg.leaseTTL)):
 		return StateShare
 	case d.m.away != 0:
 		return StateSilent

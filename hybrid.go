@@ -196,7 +196,7 @@ func (h *Hybrid) Limiter(name string, limit Limit, opts ...LimiterOption) (*Limi
 }
 
 // stretchHorizonLocked keeps the time for which darkness is remembered at least as long as it can matter: until a bucket
-// has filled, and until what was admitted in it has left every window.
+// has filled, and until what was admitted in it has left every window. Caller holds h.mu.
 func (h *Hybrid) stretchHorizonLocked(limit Limit) {
 	t := limit.tier()
 	if t.Algorithm.Bucket() {

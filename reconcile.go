@@ -261,7 +261,7 @@ func (d *domain) retireLocked(c *local.Cell) {
 	d.enqueueLocked(c)
 }
 
-// dispatchLocked sends what is pending while there is room for another flight and the view is fresh.
+// dispatchLocked sends what is pending while there is room for another flight and the view is fresh. Caller holds d.mu.
 func (d *domain) dispatchLocked(now int64) {
 	if d.queued == 0 || d.m.away != 0 || !d.h.resolved.Load() {
 		return
@@ -277,7 +277,7 @@ func (d *domain) dispatchLocked(now int64) {
 	}
 }
 
-// roomLocked is how many flights may be on their way.
+// roomLocked is how many flights may be on their way. Caller holds d.mu.
 func (d *domain) roomLocked() int {
 	return min(maxFlights, 1+int(d.rttBest/float64(flightsPerRTT)))
 }
@@ -302,7 +302,7 @@ func (d *domain) flyLocked(b batch) bool {
 	return true
 }
 
-// measureLocked takes in how long a round trip took.
+// measureLocked takes in how long a round trip took, in ns. Caller holds d.mu.
 func (d *domain) measureLocked(rtt float64) {
 	if d.rtt == 0 {
 		d.rtt, d.rttWorst, d.rttBest = rtt, rtt, rtt

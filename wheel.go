@@ -3,7 +3,7 @@ package tierlimit
 import "github.com/tierlimit/tierlimit/tier/local"
 
 // A wheel holds the cells that the loop will look at again, in slots of time. A cell whose time was moved forward is in
-// it twice; only the entry in the slot that Due names is valid.
+// it twice; only the entry in the slot that Due names is valid. Guarded by domain.mu.
 type wheel struct {
 	slots [wheelSlots][]*local.Cell
 	tick  int64 // the next slot to look at
@@ -15,7 +15,7 @@ const (
 	wheelSlots = 1024      // five seconds; what lies farther off is looked at early and put back
 )
 
-// add puts c where it is found at or soon after due. Caller holds the domain's lock.
+// add puts c where it is found at or soon after due.
 func (w *wheel) add(c *local.Cell, due int64) int64 {
 	tick := max((due+wheelTick-1)/wheelTick, w.tick)
 	tick = min(tick, w.tick+wheelSlots-1)

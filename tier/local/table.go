@@ -102,7 +102,7 @@ func (t *Table) FindOrAdd(hash uint64, owner uint32, key string, init func(*Cell
 		chain++
 	}
 	if chain >= maxChain {
-		t.evictFrom(s, head)
+		t.evictFromLocked(s, head)
 	}
 	if t.Idle != nil {
 		s.sweepLocked(2, t.Idle)
@@ -110,14 +110,14 @@ func (t *Table) FindOrAdd(hash uint64, owner uint32, key string, init func(*Cell
 	// Two, so that a shard that had to grow beyond its share comes back to it.
 	for range 2 {
 		if len(s.ring)+s.memos.len() >= s.max && !s.memos.drop() {
-			t.evictOne(s)
+			t.evictOneLocked(s)
 		}
 	}
 	c := &Cell{Key: key, Hash: hash, Owner: owner}
 	s.memos.restore(c)
 	init(c)
 	if b = *s.buckets.Load(); len(s.ring) >= 2*len(b) {
-		b = s.resize(b, 2*len(b))
+		b = s.resizeLocked(b, 2*len(b))
 	}
 	head = &b[hash&uint64(len(b)-1)]
 	c.ring = int32(len(s.ring))
@@ -127,8 +127,9 @@ func (t *Table) FindOrAdd(hash uint64, owner uint32, key string, init func(*Cell
 	return c
 }
 
-// evictFrom gives up a cell of one chain: the oldest unused one that may go, else the oldest that may.
-func (t *Table) evictFrom(s *shard, head *atomic.Pointer[Cell]) {
+// evictFromLocked gives up a cell of one chain: the oldest unused one that may go, else the oldest that may.
+// Caller holds s.mu.
+func (t *Table) evictFromLocked(s *shard, head *atomic.Pointer[Cell]) {
 	var chain []*Cell
 	for c := head.Load(); c != nil; c = c.next.Load() {
 		chain = append(chain, c)
@@ -137,16 +138,16 @@ func (t *Table) evictFrom(s *shard, head *atomic.Pointer[Cell]) {
 	for _, sparing := range []bool{true, false} {
 		for _, c := range chain {
 			if !(sparing && c.used.Load()) && t.evict(c) {
-				s.remove(c)
+				s.removeLocked(c)
 				return
 			}
 		}
 	}
 }
 
-// evictOne gives up the first cell at the hand that was not used since it last passed and that may go. If none may
-// (all have callers waiting), the shard grows beyond its share by one.
-func (t *Table) evictOne(s *shard) {
+// evictOneLocked gives up the first cell at the hand that was not used since it last passed and that may go. If none may
+// (all wait for Redis), the shard grows beyond its share by one. Caller holds s.mu.
+func (t *Table) evictOneLocked(s *shard) {
 	for range 2 * len(s.ring) {
 		if s.hand >= len(s.ring) {
 			s.hand = 0
@@ -155,15 +156,16 @@ func (t *Table) evictOne(s *shard) {
 		if c.used.Load() {
 			c.used.Store(false)
 		} else if t.evict(c) {
-			s.remove(c)
+			s.removeLocked(c)
 			return
 		}
 		s.hand++
 	}
 }
 
-// remove unlinks c. A reader that stands on c still finds its way to the end of the chain, since c keeps its next.
-func (s *shard) remove(c *Cell) {
+// removeLocked unlinks c. A reader that stands on c still finds its way to the end of the chain, since c keeps its next.
+// Caller holds s.mu.
+func (s *shard) removeLocked(c *Cell) {
 	b := *s.buckets.Load()
 	at := &b[c.Hash&uint64(len(b)-1)]
 	for n := at.Load(); n != nil; n = at.Load() {
@@ -181,9 +183,9 @@ func (s *shard) remove(c *Cell) {
 	s.ring = s.ring[:len(s.ring)-1]
 }
 
-// resize makes it n buckets. Cells are moved one by one to the head of their new chain; a reader in an old chain may
-// be led into a new one and miss its key, never loop: every chain ends at all times.
-func (s *shard) resize(old []atomic.Pointer[Cell], n int) []atomic.Pointer[Cell] {
+// resizeLocked makes it n buckets. Cells are moved one by one to the head of their new chain; a reader in an old chain may
+// be led into a new one and miss its key, never loop: every chain ends at all times. Caller holds s.mu.
+func (s *shard) resizeLocked(old []atomic.Pointer[Cell], n int) []atomic.Pointer[Cell] {
 	b := make([]atomic.Pointer[Cell], n)
 	for i := range old {
 		for c := old[i].Load(); c != nil; {
@@ -224,6 +226,7 @@ func (s *shard) sweep(n int, idle func(*Cell) Fate) (looked int, done bool) {
 	return s.sweepLocked(n, idle)
 }
 
+// sweepLocked is sweep. Caller holds s.mu.
 func (s *shard) sweepLocked(n int, idle func(*Cell) Fate) (looked int, done bool) {
 	if s.swept == 0 {
 		s.swept = len(s.ring)
@@ -242,14 +245,14 @@ func (s *shard) sweepLocked(n int, idle func(*Cell) Fate) (looked int, done bool
 			c.Mu.Unlock()
 		}
 		if fate != Keep {
-			s.remove(c)
+			s.removeLocked(c)
 		}
 	}
 	if s.swept > 0 {
 		return looked, false
 	}
 	if b := *s.buckets.Load(); len(b) > minBuckets && 4*len(s.ring) < len(b) {
-		s.resize(b, max(minBuckets, len(b)/4))
+		s.resizeLocked(b, max(minBuckets, len(b)/4))
 		s.ring = slices.Clip(slices.Clone(s.ring))
 	}
 	return looked, true
