@@ -25,8 +25,11 @@ type Bound struct {
 	// Stranded is the number of tokens that are typically leased but not spent: what the limit may seem short of.
 	Stranded int64
 
-	// Silence is how long after its last sign of life an instance that has lost Redis spends nothing but the leases it has in hand; for a
-	// window the most that it can be. 0 under any fallback but FallbackShare.
+	// Silence is for how long an instance that is cut off spends nothing but the leases it has in hand, until its outage share
+	// begins: counted from its last sign of life, the last moment at which Redis can have executed a heartbeat of it. With
+	// fixed and sliding windows it is the most that this can take: a share begins with a window. 0 under FallbackShareNow,
+	// which does not wait, and FallbackOpen and FallbackClosed, which have no share; also without a limit or without Redis. An
+	// instance that has never heard from Redis does not wait either.
 	Silence time.Duration
 
 	// Leased says whether the limit is large enough to be leased at all; else every check is decided in Redis.

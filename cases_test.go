@@ -1730,7 +1730,8 @@ func TestBound(t *testing.T) {
 	if b := get("remote", tierlimit.TokenBucket(1000, time.Second), tierlimit.WithLocalShare(0)); b.Leased || b.Stranded != 0 {
 		t.Errorf("without a local share: %v", b)
 	}
-	if b := get("now", tierlimit.TokenBucket(1000, time.Second), tierlimit.WithFallback(tierlimit.FallbackShareNow)); b.Outage < 3*2*1000 || b.Silence != 0 { // a silence's worth of the rate
+	// A silence's worth of the rate.
+	if b := get("now", tierlimit.TokenBucket(1000, time.Second), tierlimit.WithFallback(tierlimit.FallbackShareNow)); b.Outage < 3*2*1000 || b.Silence != 0 {
 		t.Errorf("share now: %v", b)
 	}
 	if b := get("open", tierlimit.TokenBucket(1000, time.Second), tierlimit.WithFallback(tierlimit.FallbackOpen)); b.Outage != math.MaxInt64 {

@@ -48,13 +48,13 @@ type Observer interface {
 	State(StateEvent)
 }
 
-// ExchangeEvent is one script call.
+// ExchangeEvent is one script call that was tried to settle keys.
 type ExchangeEvent struct {
 	Algorithm Algorithm
-	Keys      int           // keys settled by the call
+	Keys      int           // keys that it was to settle
 	Waiters   int           // callers that waited for it
-	Duration  time.Duration // from before the send to after the receipt
-	Err       error         // nil when Redis answered
+	Duration  time.Duration // from before the send until the answer was here, or was not waited for any more
+	Err       error         // nil when Redis answered: it settled the keys, or the call had arrived too late and did nothing
 }
 
 // StateEvent is a change of state.

@@ -138,15 +138,15 @@ func (d *domain) hurryLocked(now int64) {
 	}
 }
 
+// newBeat is what every message about membership says.
+func (h *Hybrid) newBeat(op string) remote.Beat {
+	return remote.Beat{Op: op, ID: h.id, HeartbeatUS: h.cfg.heartbeat.Microseconds(), DeadUS: h.deadAfter().Microseconds()}
+}
+
 // message is a heartbeat to be sent now, and the latest time at which it can run, on this instance's clock.
 func (d *domain) message(op string, now int64) (b remote.Beat, fenced int64) {
-	b = remote.Beat{
-		Op:          op,
-		ID:          d.h.id,
-		HeartbeatUS: d.h.cfg.heartbeat.Microseconds(),
-		DeadUS:      d.h.deadAfter().Microseconds(),
-		HorizonUS:   max(d.h.longestFill(), aliveBeats*d.h.cfg.heartbeat).Microseconds(),
-	}
+	b = d.h.newBeat(op)
+	b.HorizonUS = max(d.h.longestFill(), aliveBeats*d.h.cfg.heartbeat).Microseconds()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	b.Recall(d.m.view)
@@ -162,6 +162,15 @@ func (d *domain) message(op string, now int64) (b remote.Beat, fenced int64) {
 
 // errLate says that a heartbeat arrived after its fence, three times in a row.
 var errLate = errors.New("tierlimit: heartbeats arrive too late to count")
+
+// needed is the outcome that the breaker is to hear of a call without which there is no going on. What Redis refuses (by an ACL, say) is
+// no failure of its own, and is not counted: here it is.
+func needed(what string, err error) error {
+	if breaker.Classify(err) == breaker.Ours {
+		return errors.New("tierlimit: the " + what + " was refused: " + err.Error()) // not wrapped: it would be classified again
+	}
+	return err
+}
 
 // beat sends one heartbeat and takes in its answer. Where nothing is known of Redis's clock, or the outcome of the last
 // beat is unknown, it peeks first: a peek is no sign of life, however late it runs.
@@ -207,12 +216,7 @@ func (d *domain) beat(learn bool, done func(error)) {
 			err = errLate
 		}
 	}
-	if breaker.Classify(err) == breaker.Ours {
-		// A script that Redis cannot run (an ACL, say) is no failure of Redis, but there is no going on without heartbeats.
-		done(errors.New("tierlimit: the heartbeat was refused: " + err.Error()))
-	} else {
-		done(err)
-	}
+	done(needed("heartbeat", err))
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	defer d.wakeUp()
@@ -378,8 +382,7 @@ func (d *domain) leave(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, d.h.cfg.remoteTimeout)
 	defer cancel()
-	_, err = d.h.client.Heartbeat(ctx, d.tag, remote.Beat{Op: remote.OpLeave, ID: d.h.id,
-		HeartbeatUS: d.h.cfg.heartbeat.Microseconds(), DeadUS: d.h.deadAfter().Microseconds()})
+	_, err = d.h.client.Heartbeat(ctx, d.tag, d.h.newBeat(remote.OpLeave))
 	if err != nil {
 		return fmt.Errorf("tierlimit: Redis could not be told that this instance leaves: %w", err)
 	}
@@ -399,8 +402,7 @@ func (d *domain) changed() {
 	d.flying.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), d.h.cfg.remoteTimeout)
 		defer cancel()
-		_, err := d.h.client.Heartbeat(ctx, d.tag, remote.Beat{Op: remote.OpChange, ID: d.h.id,
-			HeartbeatUS: d.h.cfg.heartbeat.Microseconds(), DeadUS: d.h.deadAfter().Microseconds()})
+		_, err := d.h.client.Heartbeat(ctx, d.tag, d.h.newBeat(remote.OpChange))
 		if err != nil && breaker.Classify(err) != breaker.Ignored {
 			d.h.log.Warn("the fleet could not be told of a change; kept denials end by themselves", zap.Error(err))
 		}

@@ -16,15 +16,15 @@ type flight struct {
 	d     *domain
 	batch batch
 	cells []*local.Cell
-	fence int64
-	dark  tier.Darkness
-	back  int64
-	clock serverClock
+	fence int64         // the latest server time at which it may run, us
+	dark  tier.Darkness // who was missing, as of the view it is sent under
+	back  int64         // the number of this instance's last return from being missing, 0 for none in this episode
+	clock serverClock   // as of the boarding
 
-	wentAway int64 // when the outage began that the return back ended
+	wentAway int64 // when the outage began that the return back ended, ns
 
-	rtt, rttWorst float64
-	callers       int // who wait for it
+	rtt, rttWorst float64 // as of the boarding: smoothed, and a slowly falling maximum, ns
+	callers       int     // who wait for it
 	entries       []entry
 	asks          []tier.Ask
 	answers       []answered
@@ -56,14 +56,14 @@ type entry struct {
 	l       *Limiter
 	p       *policy
 	waiters []*local.Waiter
-	charge  int64
-	spent   int64
-	carry   int64
-	back    bool // hand-over after an outage
-	settle  bool // the exchange before it
-	demand  int64
-	known   bool // the lease was reported
-	poll    bool // sent with a kept denial standing
+	charge  int64 // tokens admitted without asking, to be charged
+	spent   int64 // tokens of the lease that were spent since it was last reported
+	carry   int64 // tokens of the lease that are kept
+	back    bool  // hand-over after an outage
+	settle  bool  // the exchange before it
+	demand  int64 // tokens that were spent, waited for or refused since the last exchange
+	known   bool  // the lease was reported
+	poll    bool  // sent with a kept denial standing
 }
 
 // outdated reports whether SetLimit has changed the period since e was packed.

@@ -281,8 +281,8 @@ func TestAShareOfALostKeyIsTold(t *testing.T) {
 	})
 }
 
-// An instance whose share of a key was evicted cannot say what it admitted, so it does not hand over: not after Redis was away once more either,
-// too short for it to be missing.
+// An instance whose share of a key was evicted cannot say what it admitted, so it does not hand over: not after Redis was away once more
+// either, too short for it to be missing.
 func TestAnEvictedShareIsNotHandedOverAfterAFlap(t *testing.T) {
 	for _, limit := range []Limit{FixedWindow(30, 10*time.Second), SlidingWindow(30, 10*time.Second), SlidingLog(30, 10*time.Second)} {
 		t.Run(limit.Algorithm.String(), func(t *testing.T) {

@@ -90,8 +90,8 @@ func (h *Hybrid) begin(x exchanger) {
 	}
 }
 
-// NewLocal returns a Hybrid of one instance without Redis: every check is decided in this process. A key that WithMaxKeys pushes out is full
-// again, so let it be more than there are keys in use.
+// NewLocal returns a Hybrid of one instance without Redis: every check is decided in this process. A key that WithMaxKeys pushes out is
+// full again, so let it be more than there are keys in use.
 func NewLocal(opts ...Option) (*Hybrid, error) {
 	h, err := newHybrid(opts)
 	if err != nil {
@@ -346,10 +346,10 @@ func (h *Hybrid) Close(ctx context.Context) error {
 type Stats struct {
 	Keys       int    // keys in the local cache; of keys that lie idle a few bytes are kept beside it
 	Leased     int64  // tokens in hand, as of each key's last exchange
-	Exchanges  int64  // script calls tried, to settle keys
-	Asked      int64  // keys settled by them
-	Heartbeats int64  // heartbeats tried, of one to four script calls each
-	Failures   int64  // script calls that failed or were not answered
+	Exchanges  int64  // script calls tried to settle keys, once they are answered or given up
+	Asked      int64  // keys that they were to settle
+	Heartbeats int64  // heartbeats begun, of one to four script calls each
+	Failures   int64  // exchanges and heartbeats that failed, were not answered, or, of heartbeats, came too late to count
 	State      State  // of the worst part of Redis: one master of a Cluster may be away alone; online without Redis
 	Breaker    string // "closed", "open" or "half-open", of the worst part of those in that state
 	Instances  int    // members of the fleet, this instance included, on the server that knows most

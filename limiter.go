@@ -379,8 +379,8 @@ func (l *Limiter) Wait(ctx context.Context, key string) error { return l.WaitN(c
 // WaitN waits until n tokens of key could be spent, and spends them. It returns ErrNever at once if n can never pass,
 // and an error that wraps context.DeadlineExceeded at once if ctx's deadline lies before the earliest moment it could
 // pass. With a leaky bucket it also holds the caller for Result.Delay, so that callers leave evenly spaced;
-// where ctx does not allow for that, the error comes after the place in the queue was given back, two times WithRemoteTimeout at most. A wait that
-// is given up between two attempts spends nothing; one that is given up while Redis is being asked may burn what it asked for.
+// where ctx does not allow for that, the error comes after the place in the queue was given back, two times WithRemoteTimeout at most. A
+// wait that is given up between two attempts spends nothing; one that is given up while Redis is being asked may burn what it asked for.
 // With n of 0 it waits until a cost of 1 would pass, and spends nothing. Other errors: ErrCost for n < 0, ctx's own, wrapped, and
 // ErrClosed.
 func (l *Limiter) WaitN(ctx context.Context, key string, n int64) error {

@@ -29,9 +29,9 @@ const (
 	FallbackShare FallbackPolicy = iota + 1
 	// FallbackShareNow starts the share at once; Bound().Outage states what that may admit above the limit.
 	FallbackShareNow
-	// FallbackOpen admits everything.
+	// FallbackOpen admits everything that neither a lease in hand nor a denial kept from before decides.
 	FallbackOpen
-	// FallbackClosed denies everything.
+	// FallbackClosed denies everything that no lease in hand decides.
 	FallbackClosed
 )
 
@@ -194,7 +194,8 @@ type limiterOptionFunc func(*limiterConfig)
 func (f limiterOptionFunc) apply(c *config)               { f(&c.limiterConfig) }
 func (f limiterOptionFunc) applyLimiter(c *limiterConfig) { f(c) }
 
-// WithLogger sets where state changes are logged; the default logs nothing. Keys are never logged.
+// WithLogger sets where state changes are logged; the default logs nothing, and nil is ErrConfig (zap.NewNop logs nothing). Keys are never
+// logged. It is called without a lock held, by the loop that talks to Redis, which it holds up while it writes.
 func WithLogger(log *zap.Logger) Option { return optionFunc(func(c *config) { c.log = log }) }
 
 // WithPrefix sets what all Redis keys begin with; default "tierlimit:", at most 256 bytes without braces. Instances
@@ -220,7 +221,9 @@ func WithSyncInterval(d time.Duration) Option {
 func WithHeartbeat(d time.Duration) Option { return optionFunc(func(c *config) { c.heartbeat = d }) }
 
 // WithBreaker sets when exchanges are given up and when they are tried again: by default after 5 failures in a row,
-// with a cool-down of 500ms.
+// with a cool-down of 500ms. A zero field means its default; Failures is 1 or more, Cooldown 1ms or more, MaxCooldown Cooldown or more.
+// Fewer failures and a shorter cool-down notice sooner that Redis is away or back; more and longer ones bear a shakier network, and
+// spare a Redis that is overloaded.
 func WithBreaker(s breaker.Settings) Option { return optionFunc(func(c *config) { c.breaker = s }) }
 
 // WithShards sets the number of parts of the local cache, 1 to 65536, rounded up to a power of two; default 8 per processor.
@@ -235,7 +238,8 @@ func WithShards(n int) Option {
 }
 
 // WithMaxKeys sets the most keys kept locally, of all limiters together; default 1<<20, 1 or more. Beyond it the coldest are
-// evicted and their leases given back, but for keys that callers wait for. A key that NewLocal evicts is full again.
+// evicted and their leases given back. Keys that wait for Redis, for a caller's sake or to be settled, are not: while all of a shard's
+// do, the table grows beyond it, and comes back to it later. A key that NewLocal evicts is full again.
 func WithMaxKeys(n int) Option { return optionFunc(func(c *config) { c.maxKeys = n }) }
 
 // WithInstances fixes the fleet size used for outage shares, 1 to 1<<20; the default is to learn it from heartbeats. A fleet
@@ -246,10 +250,10 @@ func WithInstances(n int) Option {
 	return optionFunc(func(c *config) { c.instances, c.fixed = n, true })
 }
 
-// WithInstanceID labels this instance in logs; membership uses a random id.
+// WithInstanceID labels this instance in logs, as the field "instance"; any text, by default none. Membership uses a random id.
 func WithInstanceID(id string) Option { return optionFunc(func(c *config) { c.instanceID = id }) }
 
-// WithObserver reports exchanges and changes of state to o.
+// WithObserver reports exchanges and changes of state to o; nil, the default, is none. What it does delays the loop: see Observer.
 func WithObserver(o Observer) Option { return optionFunc(func(c *config) { c.observer = o }) }
 
 // WithLocalShare sets the greatest part of a limit's capacity that one instance may hold as a lease: the split
@@ -269,7 +273,10 @@ func WithColdStart(s ColdStart) LimiterOption {
 	return limiterOptionFunc(func(c *limiterConfig) { c.coldStart = s })
 }
 
-// WithFallback sets what is decided while Redis is out of reach; default FallbackShare.
+// WithFallback sets what is decided while Redis is out of reach; default FallbackShare. They trade admissions above the limit for denials
+// below it: FallbackShare keeps the fleet within the limit, and denies what is not leased for Bound().Silence; FallbackShareNow does not,
+// and may admit Bound().Outage above the limit; FallbackOpen has no limit, and denies only what Redis had denied before; FallbackClosed
+// admits nothing but what is leased, and keeps the limit.
 func WithFallback(p FallbackPolicy) LimiterOption {
 	return limiterOptionFunc(func(c *limiterConfig) { c.fallback = p })
 }

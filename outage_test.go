@@ -260,8 +260,8 @@ func TestPeekInDarkness(t *testing.T) {
 	}
 }
 
-// docs/operations.md, "Deploys and crashes": what ends without Close takes its share along until it is forgotten, the only instance all there
-// is; and the log says so.
+// docs/operations.md, "Deploys and crashes": what ends without Close takes its share along until it is forgotten, the only instance all
+// there is; and the log says so.
 func TestCrashOfTheOnlyInstance(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDirected(t, 1, TokenBucket(100, time.Second), model.Variant{}, WithLocalShare(0))
@@ -380,7 +380,8 @@ func (x *groupedWire) Heartbeat(ctx context.Context, d remote.Domain, b remote.B
 	})
 }
 
-// A fleet knows its size also where its keys move to a server that does not answer: the shares begin after the silence and sum to the limit.
+// A fleet knows its size also where its keys move to a server that does not answer: the shares begin after the silence and sum to the
+// limit.
 func TestKeysMoveToAServerOutOfReach(t *testing.T) {
 	const moving = 128 // groups from here on do
 	for _, limit := range five(100, time.Minute) {
@@ -464,8 +465,8 @@ func TestKeysMoveToAServerOutOfReach(t *testing.T) {
 	}
 }
 
-// The share of a bucket that is asked for late in an outage is credited with the time that passed by this instance's clock taken as slow, as one
-// that is asked for at once is.
+// The share of a bucket that is asked for late in an outage is credited with the time that passed by this instance's clock taken as slow,
+// as one that is asked for at once is.
 func TestALateShareOfABucket(t *testing.T) {
 	for _, early := range []bool{true, false} {
 		t.Run(fmt.Sprintf("early=%t", early), func(t *testing.T) {

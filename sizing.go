@@ -8,9 +8,9 @@ import (
 	"github.com/tierlimit/tierlimit/tier/local"
 )
 
-// rateOf is the demand for c in tokens per nanosecond: an average over about a sync interval that counts what was spent,
-// waited for and refused. When demand begins it is one over as long as that lasts: the leases of a key that becomes hot all at once are
-// sized too small else, and reported too late.
+// rateOf is the demand for c in tokens per nanosecond: what was spent, waited for and refused, as an exponential average over a sync
+// interval. While demand has lasted for less than that (since c.Busy), it is averaged over as long as it has lasted, a fifth of the
+// interval at least: of a key that becomes hot all at once too little would be leased else, and that reported too late. Caller holds c.Mu.
 func rateOf(c *local.Cell, demand, now int64, sync time.Duration) float64 {
 	dt, over := float64(sync), float64(sync)
 	if c.Settled != 0 {
@@ -72,15 +72,14 @@ func (f *flight) pause(p *policy, active int64) int64 {
 	return int64(max(2*f.rtt, min(fair, float64(p.pauseCap))))
 }
 
-// timeToFull is how long a rate takes to make n tokens, at most 10 years.
+// timeToFull is how long a rate takes to make n tokens, at most as long as a period may be.
 func timeToFull(t tier.Limit, n int64) time.Duration {
-	const most = 10 * 365 * 24 * time.Hour
 	if t.Rate <= 0 || n <= 0 {
 		return 0
 	}
 	d := float64(n) / float64(t.Rate) * float64(t.Period)
-	if d >= float64(most) {
-		return most
+	if d >= float64(maxPeriod) {
+		return maxPeriod
 	}
 	return time.Duration(math.Ceil(d))
 }

@@ -259,7 +259,8 @@ func TestCellsOfAnOutageAreLetGo(t *testing.T) {
 	}
 }
 
-// What was spent of a lease that ended in an outage, and so was never reported, is told by a memo too, should Redis lose its data meanwhile.
+// What was spent of a lease that ended in an outage, and so was never reported, is told by a memo too, should Redis lose its data
+// meanwhile.
 func TestAMemoTellsWhatWasNotReported(t *testing.T) {
 	inParts := SlidingWindow(100, 2*time.Minute)
 	inParts.SubWindows = 4

@@ -2,11 +2,9 @@ package tierlimit
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"time"
 
-	"github.com/tierlimit/tierlimit/breaker"
 	"github.com/tierlimit/tierlimit/tier/local"
 	"github.com/tierlimit/tierlimit/tier/remote"
 )
@@ -54,12 +52,7 @@ func (h *Hybrid) refresh() error {
 		return err
 	}
 	err = h.client.Refresh(ctx)
-	if breaker.Classify(err) == breaker.Ours {
-		// A server that will not tell (an ACL, no cluster) is no failure of Redis, but there is no going on without the map.
-		done(errors.New("tierlimit: the topology was refused: " + err.Error()))
-	} else {
-		done(err)
-	}
+	done(needed("topology", err)) // a server may not tell: an ACL, no cluster
 	if err == nil {
 		h.joinDomains()
 		h.resolved.Store(true)
@@ -123,8 +116,8 @@ func (d *domain) rehome() {
 	}
 }
 
-// inherit lets a domain whose record is new to this instance remember what the one knew under whose name its keys were so far: who was there and
-// has not been heard since may be using its share, and what was leased there may be spent yet.
+// inherit lets a domain whose record is new to this instance remember what the one knew under whose name its keys were so far: who was
+// there and has not been heard since may be using its share, and what was leased there may be spent yet.
 func (d *domain) inherit(old *domain) {
 	now := d.h.now()
 	_, view := old.state(now)

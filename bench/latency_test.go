@@ -11,8 +11,8 @@ import (
 	"github.com/tierlimit/tierlimit/internal/redistest"
 )
 
-// BenchmarkLatency offers a million checks a second for -benchtime, zipf over 10,000 keys under a limit that the hottest dozen exceed: leases
-// are renewed, denials kept and cold keys waited for all the while. The empty loop is the same harness with nothing to call: what it
+// BenchmarkLatency offers a million checks a second for -benchtime, zipf over 10,000 keys under a limit that the hottest dozen exceed:
+// leases are renewed, denials kept and cold keys waited for all the while. The empty loop is the same harness with nothing to call: what it
 // shows is the machine's. Times are of single calls, cold ones included; local-* are of those that were answered in process.
 func BenchmarkLatency(b *testing.B) {
 	k := Zipf("zipf10k", 10_000, 1.1)

@@ -14,7 +14,8 @@ import (
 	"github.com/tierlimit/tierlimit/internal/redistest"
 )
 
-// asked is a limit for checks that Redis decides, which nobody here reaches either. It refills faster than plenty, so that Redis can forget.
+// asked is a limit for checks that Redis decides, which nobody here reaches either. It refills faster than plenty, so that Redis can
+// forget.
 var asked = Setting{Rate: 1000, Period: time.Second, Burst: 100_000_000}
 
 // BenchmarkRedis is a check by way of Redis, and for comparison one from a lease, by 1 to 1024 callers. No key is known at the start.

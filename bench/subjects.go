@@ -153,9 +153,9 @@ func Hybrid(addr string, limit tierlimit.Limit, opts ...tierlimit.Option) (*tier
 
 func remoteOf(l *tierlimit.Limiter) func() int64 { return func() int64 { return l.Stats().Remote } }
 
-// openLease uses the defaults up to a thousand keys. With more, a lease may be held for a minute instead of a second: of a million keys most
-// are checked less often than once a second and would be cold each time, and 10,000 leases a second to renew would be measured with the
-// check. Here it is the check of a warm key that is measured; what the defaults come to is in BenchmarkRedis.
+// openLease uses the defaults up to a thousand keys. With more, a lease may be held for a minute instead of a second: of a million keys
+// most are checked less often than once a second and would be cold each time, and 10,000 leases a second to renew would be measured with
+// the check. Here it is the check of a warm key that is measured; what the defaults come to is in BenchmarkRedis.
 func openLease(s Setting) (*Opened, error) {
 	var opts []tierlimit.Option
 	if s.Keys > 1000 {

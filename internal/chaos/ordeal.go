@@ -219,7 +219,8 @@ func (w *World) measure(f Fault, r *fleet.Result, silence time.Duration, endBega
 	return row
 }
 
-// fullAgain is how long after an instant a part of the limit is admitted again, over a second or a period if that is longer; -1 if it never is.
+// fullAgain is how long after an instant a part of the limit is admitted again, over a second or a period if that is longer; -1 if it
+// never is.
 func fullAgain(r *fleet.Result, l tierlimit.Limit, part float64, after int64) time.Duration {
 	wide := int64(max(time.Second, l.Period))
 	enough := int64(part * float64(l.Rate) * float64(wide) / float64(l.Period))

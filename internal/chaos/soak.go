@@ -332,8 +332,8 @@ func (s *soak) awaitOnline(after string) {
 	}
 }
 
-// awaitForgotten leaves Redis alone while an instance that was closed still counts: one that left just before a loss is remembered by the others,
-// and its share kept aside, until Redis has been there for 30 s without a gap.
+// awaitForgotten leaves Redis alone while an instance that was closed still counts: one that left just before a loss is remembered by the
+// others, and its share kept aside, until Redis has been there for 30 s without a gap.
 func (s *soak) awaitForgotten() {
 	counted := func() (n int) {
 		for _, m := range s.members {

@@ -17,8 +17,8 @@ type Sample struct {
 	TTL        time.Duration // the longest of a limiter's key
 }
 
-// A Trend is a line through the samples but for the first fifth, in which pools and tables fill. Its slope is the median of those between all
-// pairs of samples, which a few that stand out do not move (Theil and Sen).
+// A Trend is a line through the samples but for the first fifth, in which pools and tables fill. Its slope is the median of those between
+// all pairs of samples, which a few that stand out do not move (Theil and Sen).
 type Trend struct {
 	Samples     int
 	First, Last float64 // where the line begins and ends
@@ -58,8 +58,8 @@ func median(v []float64) float64 {
 	return (v[(len(v)-1)/2] + v[len(v)/2]) / 2
 }
 
-// By how much a trend may rise in a soak, whatever its length: less than what would come of one thing that stays behind in each of the hundreds
-// of rounds of half an hour. What rises more must do so beyond chance.
+// By how much a trend may rise in a soak, whatever its length: less than what would come of one thing that stays behind in each of the
+// hundreds of rounds of half an hour. What rises more must do so beyond chance.
 const (
 	heapRises      = 2 << 20 // bytes
 	goroutinesRise = 4

@@ -91,8 +91,8 @@ func drawFaults(rows []chaos.Row) ([]picture, error) {
 	return out, nil
 }
 
-// best is the run of a fault that is drawn: one that was judged, if there is one, else the one that the machine disturbed least; a sliding log, of
-// which no window may ever hold more than the limit, if there is one.
+// best is the run of a fault that is drawn: one that was judged, if there is one, else the one that the machine disturbed least; a
+// sliding log, of which no window may ever hold more than the limit, if there is one.
 func best(rows []chaos.Row, s subject) *chaos.Row {
 	order := []string{"sliding-log", "sliding-window", "token-bucket", "leaky-bucket", "fixed-window"}
 	var found *chaos.Row

@@ -26,8 +26,8 @@ func KeyID(key string) uint64 {
 	return h.Sum64()
 }
 
-// Now is the instant to record: ns since the Unix epoch by the machine's real-time clock, read afresh on every call. It is deliberately not a
-// start instant plus monotonic time: that would drift from the clock that other processes and the server read.
+// Now is the instant to record: ns since the Unix epoch by the machine's real-time clock, read afresh on every call. It is deliberately
+// not a start instant plus monotonic time: that would drift from the clock that other processes and the server read.
 func Now() int64 { return time.Now().UnixNano() }
 
 // A Verdict is the worst moment of a history.

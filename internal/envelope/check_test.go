@@ -450,8 +450,8 @@ func TestIdealLimiterIsNeverBlamed(t *testing.T) {
 	})
 }
 
-// On a record of instants the checker blames exactly what the ideal limiter refuses: one token too many is found, at any moment of a history
-// that is otherwise the fullest the limit allows.
+// On a record of instants the checker blames exactly what the ideal limiter refuses: one token too many is found, at any moment of a
+// history that is otherwise the fullest the limit allows.
 func TestPlantedOvershootOfOneIsFound(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := drawLimit(t)

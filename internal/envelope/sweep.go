@@ -21,8 +21,8 @@ import (
 // at y where an admission joins (moving y left down to the last such instant loses nothing, drops refunds, and gains refill
 // or weight).
 
-// node is a range of coordinates: the sum of its numbers, and the greatest value base(x) + (sum of the numbers at x and right of it within the
-// range). Values are whole tokens and a fraction in 1/Period.
+// node is a range of coordinates: the sum of its numbers, and the greatest value base(x) + (sum of the numbers at x and right of it
+// within the range). Values are whole tokens and a fraction in 1/Period.
 type node struct {
 	sum  wide
 	best wide

@@ -100,15 +100,6 @@ func (h *Histogram) Percentile(p float64) time.Duration {
 	return h.Max()
 }
 
-// Above is how many of those recorded were longer than d, to 3 %.
-func (h *Histogram) Above(d time.Duration) int64 {
-	var n int64
-	for i := bucket(int64(d)) + 1; i < len(h.counts); i++ {
-		n += h.counts[i].Load()
-	}
-	return n
-}
-
 // dense is what a child hands to its parent.
 func (h *Histogram) dense() (counts map[int]int64, most int64) {
 	counts = map[int]int64{}

@@ -189,8 +189,8 @@ func (c *call) exchangeBucket(what claim) (ttl int64) {
 }
 
 // unremembered makes the bucket of a key that is not stored: it was never touched, or its time to live is over, in which it would
-// have become full had nobody been missing. So it may have been empty (after twenty years: whatever it was) as long ago as it takes to fill it;
-// what happened since is known. Where nobody was missing since, that is a full bucket.
+// have become full had nobody been missing. So it may have been empty (after twenty years: whatever it was) as long ago as it takes to
+// fill it; what happened since is known. Where nobody was missing since, that is a full bucket.
 func (c *call) unremembered(rate, period, capacity int64) {
 	b, d := &c.bucket, c.dark
 	b.open(c.now, c.ask.SlotUS)

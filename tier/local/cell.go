@@ -65,9 +65,9 @@ type Settlement struct {
 	Active, Out             int64
 
 	// Demand.
-	Rate    float64 // tokens per nanosecond, spent and refused
+	Rate    float64 // tokens per nanosecond that were spent, waited for or refused, averaged
 	Settled int64   // when Rate was last updated, 0 for never
-	Busy    int64   // since when that was so often that Rate follows
+	Busy    int64   // when the present demand began: the last Settled that came more than a sync interval after the one before
 	Due     int64   // when the loop looks at the cell again, 0 for never
 	Pause   int64   // no exchange without waiters until then
 	Backoff int64   // of polling an exhausted window
@@ -124,8 +124,8 @@ type Outcome struct {
 	Closed                      bool
 }
 
-// Tokens is the number of tokens in hand, spendable or void. Exact while Mu is held and nobody takes; what is taken meanwhile may or may not
-// be counted.
+// Tokens is the number of tokens in hand, spendable or void. Exact while Mu is held and nobody takes; what is taken meanwhile may or may
+// not be counted.
 func (c *Cell) Tokens() int64 {
 	n := c.tokens.Load()
 	if s := c.stripes.Load(); s != nil {

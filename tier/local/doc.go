@@ -1,12 +1,13 @@
-// Package local is the in-process tier: one shard of keys, and the five algorithms in Go.
+// Package local is the in-process tier: the sharded [Table] of keys with the [Cell] of each, which holds what was leased from Redis, and
+// the five algorithms in Go.
 //
 // The algorithms are pure state machines for one key. They take the time with every call and never read a clock, hold no
 // lock and know nothing of Redis. [New] makes a [State]; token and leaky bucket, fixed window, weighted sliding window and
 // sliding log differ only in what is behind it.
 //
-// All times are microseconds, all tokens whole numbers, and all arithmetic is exact: products are 128 bits wide, what is
-// less than a token is kept as a remainder in 1/period of a token, and nothing drifts. A value that does not fit into an
-// int64 is the greatest int64. No input panics.
+// The times of an algorithm are microseconds (those of a Cell are nanoseconds), all tokens whole numbers, and all arithmetic is exact:
+// products are 128 bits wide, what is less than a token is kept as a remainder in 1/period of a token, and nothing drifts. A value that
+// does not fit into an int64 is the greatest int64. No input panics.
 //
 // # Clocks
 //

@@ -28,7 +28,8 @@ func permissions(t *testing.T) []string {
 	return all
 }
 
-// A user with the permissions that docs/operations.md lists, and no others, can do all that is done; each that only a script needs is needed.
+// A user with the permissions that docs/operations.md lists, and no others, can do all that is done; each that only a script needs is
+// needed.
 func TestPermissionsSuffice(t *testing.T) {
 	s := redistest.Start(t)
 	admin := s.Client()

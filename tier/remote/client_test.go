@@ -133,8 +133,8 @@ func TestExchange(t *testing.T) {
 	s := redistest.Start(t)
 	c := newClient(stock(t, s.Addr()), prefix, counting())
 	ctx := patience(t, 5*time.Second)
-	if c.Grouped() || c.Domain(200) != (Domain{}) || !slices.Equal(c.Domains(), []Domain{{}}) {
-		t.Errorf("a plain client: grouped %v, domains %v", c.Grouped(), c.Domains())
+	if c.Grouped() || c.Domain(200) != (Domain{}) || !slices.Equal(c.domains(), []Domain{{}}) {
+		t.Errorf("a plain client: grouped %v, domains %v", c.Grouped(), c.domains())
 	}
 	ok(t, c.Refresh(ctx))
 

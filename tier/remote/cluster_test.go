@@ -22,8 +22,8 @@ func TestCluster(t *testing.T) {
 		clients = append(clients, n.Process.Client())
 	}
 	c := newClient(rdb, prefix, counting())
-	if !slices.Equal(c.Domains(), []Domain{{}}) {
-		t.Errorf("before Refresh: %v", c.Domains())
+	if !slices.Equal(c.domains(), []Domain{{}}) {
+		t.Errorf("before Refresh: %v", c.domains())
 	}
 	ok(t, c.Refresh(ctx))
 	where := func(key string) string {
@@ -37,8 +37,8 @@ func TestCluster(t *testing.T) {
 	checkDomains(t, c, 3, where)
 	other := newClient(rdb, prefix, counting())
 	ok(t, other.Refresh(ctx))
-	if !slices.Equal(c.Domains(), other.Domains()) {
-		t.Errorf("domains %v and %v", c.Domains(), other.Domains())
+	if !slices.Equal(c.domains(), other.domains()) {
+		t.Errorf("domains %v and %v", c.domains(), other.domains())
 	}
 	for _, key := range awkwardKeys() {
 		name, group := KeyName(prefix, "api", key)
@@ -85,7 +85,7 @@ func TestCluster(t *testing.T) {
 		ok(t, to.ScriptFlush(ctx).Err())
 	}
 	var target Domain
-	for _, d := range c.Domains() {
+	for _, d := range c.domains() {
 		if d.Tag != group && where(d.Keys(prefix)[0]) == "1" {
 			target = d
 		}

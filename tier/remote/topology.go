@@ -44,19 +44,6 @@ func (c *Client) Grouped() bool { return c.grouped.Load() }
 // client. It never dials.
 func (c *Client) Domain(group uint8) Domain { return Domain{Tag: c.topology.Load().tags[group]} }
 
-// Domains returns the distinct domains in the order of their tags. It never dials.
-func (c *Client) Domains() []Domain {
-	t := c.topology.Load()
-	var all []Domain
-	for g, tag := range t.tags {
-		// A tag is the lowest group of its domain, which comes first here.
-		if int(tag) == g {
-			all = append(all, Domain{Tag: tag})
-		}
-	}
-	return all
-}
-
 // Refresh re-reads the topology; call it now and then, and when a domain keeps failing: go-redis by itself reloads a Cluster's only
 // on a redirect. It is a no-op for a plain client and does not dial for a Ring, whose topology changes when the client drops a
 // shard (that shard's keys then start anew elsewhere). On an error the old topology stays. It honours ctx as Exchange does.
