@@ -3,7 +3,9 @@ package tierlimit
 import (
 	"context"
 	"errors"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -128,5 +130,42 @@ func TestCloseSaysWhenNobodyIsTold(t *testing.T) {
 		if err := h.Close(t.Context()); err != nil {
 			t.Errorf("never heard from Redis: %v", err)
 		}
+	})
+}
+
+// Flush has nothing to say where Redis answers, whatever else is done to the keys meanwhile.
+func TestFlushAmongOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDirected(t, 1, TokenBucket(1000, time.Second), model.Variant{}, WithLocalShare(0.5))
+		defer d.close()
+		d.wires[0].setFate(steady(4 * time.Millisecond))
+		var wg sync.WaitGroup
+		stop := make(chan struct{})
+		for i := range 8 {
+			wg.Go(func() {
+				for j := 0; ; j++ {
+					select {
+					case <-stop:
+						return
+					default:
+					}
+					k := strconv.Itoa(j % 5)
+					_, _ = d.ls[0].AllowN(t.Context(), k, int64(1+i))
+					if j%7 == i%7 {
+						_ = d.ls[0].Refund(t.Context(), k, 1)
+					}
+					time.Sleep(time.Millisecond)
+				}
+			})
+		}
+		for range 200 {
+			time.Sleep(7 * time.Millisecond)
+			if err := d.hs[0].Flush(t.Context()); err != nil {
+				t.Error(err)
+				break
+			}
+		}
+		close(stop)
+		wg.Wait()
 	})
 }

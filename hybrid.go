@@ -298,21 +298,20 @@ func (h *Hybrid) flush(ctx context.Context) error {
 		f.c.Mu.Unlock()
 	}
 	if kept > 0 {
-		return fmt.Errorf("tierlimit: Redis did not answer for %d of %d keys: their unspent tokens return when their leases end", kept, len(all))
+		return fmt.Errorf("tierlimit: Redis did not answer in time for %d of %d keys: their unspent tokens return when their leases end", kept, len(all))
 	}
 	return nil
 }
 
-// unreturnedLocked reports whether c holds what was to be settled since began: no exchange of it was answered, or the last one was not and
-// may have been granted a lease. What lies under a lease that is over has returned by itself. Caller holds c.Mu.
+// unreturnedLocked reports whether c holds what was to be settled since began: the last exchange of it was lost, and may have been granted a
+// lease, or did not run, or there was none. What lies under a lease that is over has returned by itself. Caller holds c.Mu.
 func unreturnedLocked(c *local.Cell, began, now int64) bool {
-	switch {
-	case c.Refund != 0 || c.ChargeCold > 0:
+	leased := c.Slot != 0 && now <= c.Deadline()
+	if c.Unknown || leased && c.Retired > 0 {
 		return true
-	case c.Slot == 0 && !c.Unknown || !c.Unknown && now > c.Deadline():
-		return false
 	}
-	return c.Unknown || c.Retired > 0 || c.Settled < began && !c.Dead
+	// What came after it was settled is another's: a refund, say, that is on its way.
+	return c.Settled < began && !c.Dead && (leased || c.Refund != 0 || c.ChargeCold > 0)
 }
 
 // Close returns unspent tokens to Redis, leaves the fleet and stops the background loops; none is left running when
