@@ -262,7 +262,7 @@ func (r *replay) report(ctx context.Context, s *screen, res *fleet.Result) {
 		note("slower than planned: %.0f lines/s; the likely cause is %s", float64(res.Checks)/took.Seconds(), cause)
 	}
 	for _, err := range res.CloseErrors {
-		note("an instance could not give its leases back: %s", printable(oneLine(err.Error())))
+		note("an instance was not closed cleanly: %s", printable(oneLine(err.Error())))
 	}
 	if ctx.Err() != nil { // as long as the whole log would have taken
 		took = r.takes
