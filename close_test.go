@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -167,5 +168,57 @@ func TestFlushAmongOthers(t *testing.T) {
 		}
 		close(stop)
 		wg.Wait()
+	})
+}
+
+// A key that moves to another server while Close returns its lease is settled there: Close does not wait for ever.
+func TestCloseWhileAKeyMoves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(model.Variant{}, time.Hour, 0)
+		var moved atomic.Bool
+		x := &groupedWire{
+			wire: &wire{w: w},
+			tagOf: func(g uint8) uint8 {
+				if moved.Load() && g > 0 {
+					return 7
+				}
+				return 0
+			},
+			dead: func(uint8) bool { return false },
+		}
+		h, err := newHybrid([]Option{WithHeartbeat(time.Second), WithRemoteTimeout(time.Second), WithSyncInterval(simSync), WithLocalShare(0.5)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.begin(x)
+		l, err := h.Limiter("l", TokenBucket(1000, time.Hour))
+		if err != nil {
+			t.Fatal(err)
+		}
+		until(t, "online", func() bool { return online(h) })
+		time.Sleep(2 * time.Second)
+		x.setFate(steady(300 * time.Millisecond))
+		var wg sync.WaitGroup
+		for range 3 {
+			wg.Go(func() { _, _ = l.Allow(t.Context(), "k") })
+		}
+		time.Sleep(50 * time.Millisecond)
+		closed := make(chan error, 1)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
+		defer cancel()
+		began := time.Now()
+		go func() { closed <- h.Close(ctx) }()
+		time.Sleep(10 * time.Millisecond)
+		moved.Store(true)
+		select {
+		case h.lost <- struct{}{}: // or the five seconds are over
+		default:
+		}
+		err = <-closed
+		if took := time.Since(began); took > time.Minute {
+			t.Errorf("Close took %v: %v", took, err)
+		}
+		wg.Wait()
+		w.air.Wait()
 	})
 }

@@ -82,6 +82,10 @@ func (f *flight) fly() {
 		c.Mu.Unlock()
 	}
 	f.deliver()
+	if slices.ContainsFunc(f.asks, func(a tier.Ask) bool { return a.Refund > 0 }) {
+		// It must not be credited once whoever gave it has been told that it timed out, however little is known of Redis's clock.
+		f.fence = min(f.fence, f.clock.at(now).Lo+d.h.cfg.remoteTimeout.Microseconds())
+	}
 	done, err := d.breaker.Begin()
 	sent := d.h.now()
 	if err != nil {
@@ -308,7 +312,14 @@ func packNeedLocked(e *entry, a *tier.Ask) {
 		case len(a.Need) < maxCosts:
 			a.Need = append(a.Need, tier.Cost{N: w.N, Count: 1})
 		default:
-			e.waiters, c.Waiters = c.Waiters[:n:n], c.Waiters[n:]
+			// Who waits for the exchange itself comes along all the same: what a refund gave is in it.
+			e.waiters = c.Waiters[:n:n]
+			c.Waiters = slices.DeleteFunc(c.Waiters[n:], func(w *local.Waiter) bool {
+				if w.N == 0 {
+					e.waiters = append(e.waiters, w)
+				}
+				return w.N == 0
+			})
 			return
 		}
 		e.demand += w.N

@@ -365,3 +365,94 @@ func TestAWaitThatIsTooLongEndsSoon(t *testing.T) {
 		d.close()
 	})
 }
+
+// A flight that takes a refund along answers whoever gave it, also where more costs wait than fit into it.
+func TestARefundBehindManyCosts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDirected(t, 2, FixedWindow(1000, time.Second), model.Variant{}, WithLocalShare(0), WithRemoteTimeout(50*time.Millisecond))
+		for at := time.Duration(0); at < 950*time.Millisecond || at > 952*time.Millisecond; at = time.Duration(d.w.nowNS()) % time.Second {
+			time.Sleep(100 * time.Microsecond)
+		}
+		if n := d.spendN(0, 1, 400); n != 1 {
+			t.Fatal("not full")
+		}
+		d.wires[0].setFate(func(bool, []tier.Ask) fate { return fate{there: 30 * time.Millisecond} })
+		time.Sleep(8 * time.Millisecond)
+		var wg sync.WaitGroup
+		call := func(n int64) {
+			wg.Go(func() {
+				a := envelope.Admission{Called: d.w.nowNS(), Cost: n, Key: 1}
+				if r, err := d.ls[0].AllowN(t.Context(), "k", n); err == nil && r.Allowed {
+					a.Returned = d.w.nowNS()
+					_ = d.mem.Record(a)
+				}
+			})
+		}
+		call(1) // on its way, 960 to 990
+		time.Sleep(time.Millisecond)
+		for i := range 70 {
+			call(int64(1 + i%2))
+			time.Sleep(time.Microsecond)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 31*time.Millisecond)
+		defer cancel()
+		a := envelope.Admission{Called: d.w.nowNS(), Cost: -400, Key: 1}
+		err := d.ls[0].Refund(ctx, "k", 400)
+		a.Returned = d.w.nowNS()
+		_ = d.mem.Record(a)
+		at := d.w.nowNS()
+		time.Sleep(13 * time.Millisecond)
+		d.spendN(1, 1, 400)
+		time.Sleep(30 * time.Millisecond)
+		d.spend(1, 1000)
+		wg.Wait()
+		for _, e := range d.w.entries() {
+			for _, k := range e.asks {
+				if k.Refund != 0 && e.at*1000 > at {
+					t.Errorf("Refund returned %v; %v later %d was credited", err, time.Duration(e.at*1000-at), k.Refund)
+				}
+			}
+		}
+		if v := d.verdict(); v.Overshoot > 0 {
+			t.Error(v)
+		}
+	})
+}
+
+// A refund does not run once Refund has timed out, however little is known of the clock of a Redis that is far away.
+func TestARefundRunsInTimeOrNotAtAll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDirected(t, 2, FixedWindow(100, time.Second), model.Variant{}, WithLocalShare(0), WithRemoteTimeout(50*time.Millisecond), WithHeartbeat(time.Second))
+		d.wires[0].setFate(func(bool, []tier.Ask) fate { return fate{there: 40 * time.Millisecond} })
+		time.Sleep(30 * time.Second)
+		for at := time.Duration(0); at < 890*time.Millisecond || at > 892*time.Millisecond; at = time.Duration(d.w.nowNS()) % time.Second {
+			time.Sleep(100 * time.Microsecond)
+		}
+		if n := d.spendN(0, 1, 50); n != 1 {
+			t.Fatal("not full")
+		}
+		time.Sleep(10 * time.Millisecond)
+		d.wires[0].setFate(func(bool, []tier.Ask) fate { return fate{there: 80 * time.Millisecond} })
+		a := envelope.Admission{Called: d.w.nowNS(), Cost: -50, Key: 1}
+		err := d.ls[0].Refund(t.Context(), "k", 50)
+		a.Returned = d.w.nowNS()
+		_ = d.mem.Record(a)
+		for time.Duration(d.w.nowNS())%time.Second > 900*time.Millisecond {
+			time.Sleep(100 * time.Microsecond)
+		}
+		time.Sleep(time.Millisecond)
+		d.spendN(1, 1, 50)
+		time.Sleep(40 * time.Millisecond)
+		d.spend(1, 110)
+		for _, e := range d.w.entries() {
+			for _, k := range e.asks {
+				if k.Refund != 0 && !e.late && e.at*1000 > a.Returned {
+					t.Errorf("Refund returned %v; %v later %d was credited", err, time.Duration(e.at*1000-a.Returned), k.Refund)
+				}
+			}
+		}
+		if v := d.verdict(); v.Overshoot > 0 {
+			t.Error(v)
+		}
+	})
+}

@@ -33,10 +33,11 @@ type Hybrid struct {
 	table  *local.Table
 	id     string
 
-	mu       sync.Mutex // guards the three below
+	mu       sync.Mutex // guards the four below
 	byName   map[string]*Limiter
 	domains  map[remote.Domain]*domain
 	horizon  time.Duration // the longest time to full of any limiter
+	stopping bool          // no more loops begin
 	limiters atomic.Pointer[[]*Limiter]
 	only     *domain // the domain of a plain client, nil for a Cluster or Ring
 
@@ -226,7 +227,7 @@ func (h *Hybrid) domain(rd remote.Domain) *domain {
 	if d == nil {
 		d = newDomain(h, rd)
 		h.domains[rd] = d
-		if !h.closed.Load() {
+		if !h.stopping { // while Close waits for what is on its way, keys may yet move
 			h.loops.Go(d.run)
 		}
 	}
@@ -330,6 +331,9 @@ func (h *Hybrid) Close(ctx context.Context) error {
 		for _, d := range h.allDomains() {
 			err = errors.Join(err, d.drain(ctx), d.leave(ctx))
 		}
+		h.mu.Lock()
+		h.stopping = true
+		h.mu.Unlock()
 		close(h.stop)
 		h.loops.Wait()
 		h.table.Each(func(c *local.Cell) {

@@ -216,8 +216,8 @@ func (l *Limiter) keptDenial(r *Result, c *local.Cell, p *policy, n, left, now i
 		return false
 	}
 	c.Touch()
-	if more := n - c.DeniedCost(); more > 0 && p.tier.Algorithm.Bucket() {
-		// The denial is of a smaller cost: the rest has to be made first. What a larger cost waits for in a window only Redis can tell.
+	if more := n - max(c.DeniedCost(), left+c.Remaining()); more > 0 && p.tier.Algorithm.Bucket() {
+		// The denial is of a smaller cost: what is not there has to be made first. What a larger cost waits for in a window only Redis can tell.
 		until += int64(min(float64(more)/p.perNS, float64(math.MaxInt64/4)))
 	}
 	r.Limit = p.capacity
@@ -317,10 +317,18 @@ func (l *Limiter) await(ctx context.Context, d *domain, c *local.Cell, p *policy
 			return l.outcome(d, c, p, w.N, o)
 		default:
 		}
-		c.Mu.Lock()
-		defer c.Mu.Unlock()
-		return l.fallbackLocked(d, c, p, w.N, l.h.now()), nil
+		return l.withoutRedis(d, c, p, w.N)
 	}
+}
+
+// withoutRedis decides for who waited for an exchange of c in vain. Its key may have another cell by now, which counts its share.
+func (l *Limiter) withoutRedis(d *domain, c *local.Cell, p *policy, n int64) (Result, error) {
+	c, err := l.lockedCell(c.Hash, c.Key)
+	if err != nil {
+		return Result{}, err
+	}
+	defer c.Mu.Unlock()
+	return l.fallbackLocked(d, c, p, n, l.h.now()), nil
 }
 
 func waitError(err error) error { return fmt.Errorf("tierlimit: the wait was given up: %w", err) }
@@ -348,9 +356,7 @@ func (l *Limiter) outcome(d *domain, c *local.Cell, p *policy, n int64, o local.
 	case o.Closed:
 		return Result{}, ErrClosed
 	case o.Down:
-		c.Mu.Lock()
-		defer c.Mu.Unlock()
-		return l.fallbackLocked(d, c, p, n, l.h.now()), nil
+		return l.withoutRedis(d, c, p, n)
 	}
 	r := Result{
 		Allowed:    o.Allowed,
@@ -665,6 +671,14 @@ func (l *Limiter) SetLimit(limit Limit) error {
 	if limit.Period != old.Period {
 		mine := func(owner uint32, _ string) bool { return owner == l.id }
 		l.h.recall(mine, func(c *local.Cell) { c.Own = local.Own{} })
+		// And of those that became cells between the two.
+		l.h.table.Each(func(c *local.Cell) {
+			if c.Owner == l.id {
+				c.Mu.Lock()
+				defer c.Mu.Unlock()
+				c.Own = local.Own{}
+			}
+		})
 	}
 	for _, d := range l.h.allDomains() {
 		d.changed()

@@ -1737,3 +1737,55 @@ func TestALeaseServesThoseWhoWait(t *testing.T) {
 		})
 	}
 }
+
+// A kept denial that is only a pause says nothing of what Redis has: a larger cost is not told to wait until all of it is made.
+func TestAPauseIsNoEmptyBucket(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDirected(t, 4, TokenBucket(1000, time.Second), model.Variant{}, WithLocalShare(0.2))
+		defer d.close()
+		stop := time.Now().Add(8 * time.Second)
+		var wrong, denials atomic.Int64
+		var worst, stood time.Duration
+		var wg sync.WaitGroup
+		for i := range 4 {
+			wg.Go(func() {
+				for k := 0; time.Now().Before(stop); k++ {
+					for range 3 {
+						_, _ = d.ls[i].Allow(t.Context(), "k")
+					}
+					if i == 0 && k%7 == 0 {
+						r, err := d.ls[0].AllowN(t.Context(), "k", 100)
+						if err == nil && !r.Allowed && r.Source == Local {
+							denials.Add(1)
+							ctx, cancel := context.WithTimeout(t.Context(), r.RetryAfter*3/4)
+							werr := d.ls[0].WaitN(ctx, "k", 100)
+							cancel()
+							began := time.Now()
+							for time.Since(began) < r.RetryAfter/2 {
+								time.Sleep(time.Millisecond)
+								if again, err := d.ls[0].AllowN(t.Context(), "k", 100); err == nil && again.Allowed {
+									if errors.Is(werr, context.DeadlineExceeded) {
+										wrong.Add(1)
+										if r.RetryAfter > worst {
+											worst, stood = r.RetryAfter, time.Since(began)
+										}
+									}
+									break
+								}
+							}
+						}
+					}
+					time.Sleep(4 * time.Millisecond)
+				}
+			})
+		}
+		wg.Wait()
+		if wrong.Load() > 0 {
+			t.Errorf("of %d local denials of 100, %d told WaitN that its time is too short, and it passed in less than half of RetryAfter: worst %v, passed after %v",
+				denials.Load(), wrong.Load(), worst, stood)
+		}
+		if denials.Load() == 0 {
+			t.Error("no cost was denied in process")
+		}
+	})
+}

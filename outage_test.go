@@ -19,6 +19,7 @@ import (
 	"github.com/tierlimit/tierlimit/internal/envelope"
 	"github.com/tierlimit/tierlimit/internal/model"
 	"github.com/tierlimit/tierlimit/tier"
+	"github.com/tierlimit/tierlimit/tier/local"
 	"github.com/tierlimit/tierlimit/tier/remote"
 )
 
@@ -545,4 +546,54 @@ func TestALogMayAsk(t *testing.T) {
 			t.Errorf("%d entries were logged with a lock held", n)
 		}
 	})
+}
+
+// Callers that waited in vain decide by the share of the key as it is now: their cell may have been swept since.
+func TestAShareIsNotMadeOfADeadCell(t *testing.T) {
+	for _, limit := range five(100, time.Second) {
+		t.Run(limit.Algorithm.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := newDirected(t, 1, limit, model.Variant{}, WithLocalShare(0))
+				defer d.close()
+				h, l := d.hs[0], d.ls[0]
+				h.ForceLocal(true)
+				time.Sleep(20 * time.Second)
+				// What cold does where the domain is away and not down (ForceLocal(false) until the beat, or a breaker that took longer
+				// than the silence): it joins, is told Down, and lets go of the lock.
+				c, err := l.lockedCell(l.hash("k"), "k")
+				if err != nil {
+					t.Fatal(err)
+				}
+				c.Mu.Unlock()
+				synctest.Wait() // Sweep is the loop's: it has to stand still
+				h.table.Sweep(500, h.idle)
+				if !c.Dead {
+					t.Fatal("kept")
+				}
+				dead, alive := 0, 0
+				p := l.policy.Load()
+				for range 300 { // those who waited
+					r, err := l.outcome(h.domainOf(c), c, p, 1, local.Outcome{Down: true})
+					if err != nil {
+						t.Fatal(err)
+					}
+					if r.Allowed {
+						dead++
+					}
+				}
+				for range 300 {
+					r, err := l.Allow(t.Context(), "k")
+					if err != nil {
+						t.Fatal(err)
+					}
+					if r.Allowed {
+						alive++
+					}
+				}
+				if dead+alive > 100 {
+					t.Errorf("at one instant %d by the dead cell and %d by the live one, of 100", dead, alive)
+				}
+			})
+		})
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -292,6 +293,50 @@ func TestAMemoTellsWhatWasNotReported(t *testing.T) {
 					t.Error(v)
 				}
 			})
+		})
+	}
+}
+
+// Also of one that becomes a cell while SetLimit is at work.
+func TestANewPeriodReachesAMemoThatIsRestored(t *testing.T) {
+	for _, race := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			d := newDirected(t, 1, FixedWindow(100, 5*time.Minute), model.Variant{}, WithShards(1), WithLocalShare(0))
+			l := d.ls[0]
+			if r, err := l.Allow(t.Context(), "other"); err != nil || !r.Allowed {
+				t.Fatal(r, err)
+			}
+			d.spend(0, 60)
+			other := d.hs[0].table.Find(l.hash("other"), l.id, "other")
+			for d.hs[0].table.Find(l.hash("k"), l.id, "k") != nil {
+				other.Mu.Lock()
+				other.Settled = d.hs[0].now() // in use
+				other.Mu.Unlock()
+				time.Sleep(time.Second)
+			}
+			if d.hs[0].table.Remembered() != 1 {
+				t.Fatal("no memo")
+			}
+			long := FixedWindow(100, time.Hour)
+			if race {
+				other.Mu.Lock() // SetLimit waits for this cell: any that is busy will do
+			}
+			done := make(chan error, 1)
+			go func() { done <- l.SetLimit(long) }()
+			for range 100000 {
+				runtime.Gosched()
+			}
+			if race {
+				l.cell(l.hash("k"), "k") // a check of k begins
+				other.Mu.Unlock()
+			}
+			if err := <-done; err != nil {
+				t.Fatal(err)
+			}
+			if c := d.cell(0); c == nil || c.Own != (local.Own{}) {
+				t.Errorf("race=%t: Own is still of the old period: %+v", race, c.Own)
+			}
+			d.close()
 		})
 	}
 }

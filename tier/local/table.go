@@ -107,14 +107,14 @@ func (t *Table) FindOrAdd(hash uint64, owner uint32, key string, init func(*Cell
 	if t.Idle != nil {
 		s.sweepLocked(2, t.Idle)
 	}
+	c := &Cell{Key: key, Hash: hash, Owner: owner}
+	s.memos.restore(c) // which makes room for it
 	// Two, so that a shard that had to grow beyond its share comes back to it.
 	for range 2 {
 		if len(s.ring)+s.memos.len() >= s.max && !s.memos.drop() {
 			t.evictOneLocked(s)
 		}
 	}
-	c := &Cell{Key: key, Hash: hash, Owner: owner}
-	s.memos.restore(c)
 	init(c)
 	if b = *s.buckets.Load(); len(s.ring) >= 2*len(b) {
 		b = s.resizeLocked(b, 2*len(b))

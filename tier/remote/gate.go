@@ -107,10 +107,10 @@ func lastingContext(ctx context.Context) (context.Context, context.CancelFunc) {
 		return ctx, func() {}
 	}
 	lasting, cancel := context.WithDeadline(context.WithoutCancel(ctx), deadline.Add(linger))
-	context.AfterFunc(ctx, func() {
+	stop := context.AfterFunc(ctx, func() {
 		if errors.Is(ctx.Err(), context.Canceled) {
 			cancel()
 		}
 	})
-	return lasting, cancel
+	return lasting, func() { stop(); cancel() }
 }
