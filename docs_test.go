@@ -139,7 +139,8 @@ func TestDocsShowTheAlgorithms(t *testing.T) {
 	}
 }
 
-// Under the race detector the jury judges nothing: each test that has one is among those that .ci/run runs without it.
+// Under the race detector the jury judges nothing: each test that has one is among those that .ci/run runs without it. The chaos suite's
+// own jury sits with make chaos-report and with make test: it needs a machine to itself.
 func TestWhatIsJudgedRunsWithoutTheRaceDetector(t *testing.T) {
 	script, err := os.ReadFile(".ci/run")
 	if err != nil {
@@ -162,7 +163,7 @@ func TestWhatIsJudgedRunsWithoutTheRaceDetector(t *testing.T) {
 		}
 		for decl := range strings.SplitSeq(string(text), "\nfunc ") {
 			name, _, _ := strings.Cut(decl, "(")
-			if !strings.HasPrefix(name, "Test") || !strings.Contains(decl, "newJury(t)") && !strings.Contains(decl, "chaos.Run(t") || file == "docs_test.go" {
+			if !strings.HasPrefix(name, "Test") || !strings.Contains(decl, "newJury(t)") || file == "docs_test.go" {
 				continue
 			}
 			if judged++; !run.MatchString(name) {
