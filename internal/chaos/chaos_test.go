@@ -154,6 +154,7 @@ func TestDraws(t *testing.T) {
 
 // Each run has a name of its own, without spaces, and each algorithm has its turn.
 func TestRuns(t *testing.T) {
+	t.Setenv("TIERLIMIT_CONTAINERS", "") // which take some of the runs under the race detector
 	seen, turns := map[string]bool{}, map[tierlimit.Algorithm]int{}
 	for _, r := range runs(redistest.ProcessBackend{}) {
 		if seen[r.name()] {
