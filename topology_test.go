@@ -2,9 +2,12 @@ package tierlimit_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -256,13 +259,24 @@ func TestClusterUnreachableFromTheStart(t *testing.T) {
 
 // ForceLocal before the shards of a Ring are known holds for each of them, and ends for each.
 func TestRingForcedFromTheStart(t *testing.T) {
-	rdb := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": redistest.Start(t).Addr(), "b": redistest.Start(t).Addr()}})
+	var forced atomic.Bool
+	rdb := redis.NewRing(&redis.RingOptions{
+		Addrs:      map[string]string{"a": redistest.Start(t).Addr(), "b": redistest.Start(t).Addr()},
+		MaxRetries: -1, DialerRetries: 1,
+		Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) { // else the instance may have joined before it is forced
+			if !forced.Load() {
+				return nil, errors.New("not yet")
+			}
+			return new(net.Dialer).DialContext(ctx, network, addr)
+		},
+	})
 	t.Cleanup(func() { _ = rdb.Close() })
 	h, err := tierlimit.New(rdb, tierlimit.WithPrefix(ownPrefix(t)), tierlimit.WithInstances(4), tierlimit.WithRemoteTimeout(time.Second))
 	if err != nil {
 		t.Fatal(err)
 	}
 	h.ForceLocal(true)
+	forced.Store(true)
 	l, err := h.Limiter("l", tierlimit.FixedWindow(10, time.Hour))
 	if err != nil {
 		t.Fatal(err)
