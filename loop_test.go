@@ -20,6 +20,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/tierlimit/tierlimit/breaker"
+	"github.com/tierlimit/tierlimit/internal/clock"
 	"github.com/tierlimit/tierlimit/internal/envelope"
 	"github.com/tierlimit/tierlimit/internal/model"
 	"github.com/tierlimit/tierlimit/tier"
@@ -182,9 +183,18 @@ func (x *wire) Refresh(context.Context) error { return nil }
 // join returns an instance on the wire whose own clock began so long ago, and its limiter "l".
 func join(t *testing.T, x *wire, limit Limit, began time.Duration, opts ...Option) (*Hybrid, *Limiter) {
 	t.Helper()
+	return joinDrifting(t, x, limit, began, 0, opts...)
+}
+
+// joinDrifting is join with a clock that is fast by so many parts in a million.
+func joinDrifting(t *testing.T, x *wire, limit Limit, began time.Duration, ppm int64, opts ...Option) (*Hybrid, *Limiter) {
+	t.Helper()
 	h, err := newHybrid(opts)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if ppm != 0 {
+		h.clock = clock.Drifting(ppm)
 	}
 	h.start = h.start.Add(-began)
 	h.begin(x)
@@ -578,11 +588,19 @@ type directed struct {
 }
 
 func newDirected(t *testing.T, n int, limit Limit, v model.Variant, opts ...Option) *directed {
+	t.Helper()
+	return newDrifting(t, make([]int64, n), limit, v, opts...)
+}
+
+// newDrifting is newDirected with a clock for each instance that is fast by so many parts in a million.
+func newDrifting(t *testing.T, ppm []int64, limit Limit, v model.Variant, opts ...Option) *directed {
+	t.Helper()
+	n := len(ppm)
 	d := &directed{t: t, w: newWorld(v, time.Hour, 0)}
 	opts = append([]Option{WithHeartbeat(simBeat), WithRemoteTimeout(simTimeout), WithSyncInterval(simSync)}, opts...)
 	for i := range n {
 		x := &wire{w: d.w}
-		h, l := join(t, x, limit, ms(i*700), opts...)
+		h, l := joinDrifting(t, x, limit, ms(i*700), ppm[i], opts...)
 		d.hs, d.ls, d.wires = append(d.hs, h), append(d.ls, l), append(d.wires, x)
 	}
 	for _, h := range d.hs {
@@ -1704,6 +1722,51 @@ func TestClocks(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// Instances whose clocks run at different speeds, apart by not more than a thousandth: what they admit together is within the limit, with
+// Redis and in an outage of minutes in which only their own clocks tell them how much is theirs. Clocks that are apart by more are seen.
+func TestClocksOfDifferentSpeed(t *testing.T) {
+	run := func(t *testing.T, limit Limit, ppm ...int64) (v envelope.Verdict, alone int) {
+		synctest.Test(t, func(t *testing.T) {
+			d := newDrifting(t, ppm, limit, model.Variant{})
+			spend := func(length time.Duration) (admitted int) {
+				for end := time.Now().Add(length); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+					for i := range d.ls {
+						admitted += d.spend(i, 1)
+					}
+				}
+				return admitted
+			}
+			spend(3 * time.Second)
+			d.cutAll()
+			spend(time.Minute)
+			alone = spend(2 * time.Minute)
+			for _, x := range d.wires {
+				x.setFate(nil)
+			}
+			spend(3 * time.Second)
+			v = d.verdict()
+		})
+		return v, alone
+	}
+	for _, limit := range five(60, time.Second) {
+		t.Run(limit.Algorithm.String(), func(t *testing.T) {
+			t.Parallel()
+			for _, ppm := range [][]int64{{490, -490, 0}, {900, 950, 980}, {-980, -900, -950}} {
+				v, alone := run(t, limit, ppm...)
+				if v.Overshoot > 0 {
+					t.Errorf("%v ppm: %v", ppm, v)
+				}
+				if alone < 120*60/2 {
+					t.Errorf("%v ppm: %d admitted in two minutes of an outage, of %d", ppm, alone, 120*60)
+				}
+			}
+			if v, _ := run(t, limit, 20_000, 20_000, 20_000); v.Overshoot == 0 {
+				t.Errorf("clocks that gain a fiftieth are not seen: %v", v)
+			}
+		})
 	}
 }
 

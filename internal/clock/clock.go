@@ -22,6 +22,7 @@ type Clock struct {
 	strikes int        // how often in a row the cycles did not go with the time
 
 	dead atomic.Bool // the cycles are not to be counted
+	fast int64       // by so many parts in a million: 0 but for Drifting
 }
 
 // An anchor is a reading of both clocks at once.
@@ -54,11 +55,25 @@ func New() *Clock {
 	return c
 }
 
+// Drifting returns a clock that gains so many nanoseconds in a million, for tests of instances whose clocks do not agree. It counts no cycles.
+func Drifting(ppm int64) *Clock {
+	c := New()
+	c.fast = ppm
+	c.dead.Store(true)
+	return c
+}
+
 // Start is when the clock stood at 0.
 func (c *Clock) Start() time.Time { return c.start }
 
 // Now is the time in nanoseconds.
-func (c *Clock) Now() int64 { return int64(time.Since(c.start)) }
+func (c *Clock) Now() int64 {
+	ns := int64(time.Since(c.start))
+	if c.fast != 0 {
+		ns += ns / 1_000_000 * c.fast
+	}
+	return ns
+}
 
 // Fast is the time in nanoseconds or up to Margin more, never less.
 func (c *Clock) Fast() int64 {
