@@ -283,8 +283,8 @@ func (d *domain) awayLocked(now int64) {
 		d.m.outage = d.h.outages.Add(1)
 		d.outage.Store(d.m.outage)
 		d.reportStateLocked(now)
-		for _, cells := range d.ready {
-			d.laterLocked(func() { d.giveUp(cells) })
+		for _, q := range d.ready {
+			d.laterLocked(func() { d.giveUp(q.all()) })
 		}
 		clear(d.ready)
 		d.queued = 0

@@ -13,13 +13,13 @@ import (
 
 // A flight is one script call with the cells that it settles. What ends in Locked here is called with the Mu of the cell that it is about.
 type flight struct {
-	d     *domain
-	batch batch
-	cells []*local.Cell
-	fence int64         // the latest server time at which it may run, us
-	dark  tier.Darkness // who was missing, as of the view it is sent under
-	back  int64         // the number of this instance's last return from being missing, 0 for none in this episode
-	clock serverClock   // as of the boarding
+	d      *domain
+	batch  batch
+	places []place
+	fence  int64         // the latest server time at which it may run, us
+	dark   tier.Darkness // who was missing, as of the view it is sent under
+	back   int64         // the number of this instance's last return from being missing, 0 for none in this episode
+	clock  serverClock   // as of the boarding
 
 	wentAway int64 // when the outage began that the return back ended, ns
 
@@ -73,15 +73,21 @@ func (e *entry) outdated() bool { return e.p.tier.Period != e.l.policy.Load().ti
 func (f *flight) fly() {
 	d := f.d
 	now := d.h.now()
-	for _, c := range f.cells {
+	for _, p := range f.places {
+		c := p.c
 		c.Mu.Lock()
-		c.Queued = false
-		c.InFlight = true
-		f.packLocked(c, now)
-		f.callers += len(f.entries[len(f.entries)-1].waiters)
+		if p.leaveLocked() {
+			c.InFlight = true
+			f.packLocked(c, now)
+			f.callers += len(f.entries[len(f.entries)-1].waiters)
+		}
 		c.Mu.Unlock()
 	}
 	f.deliver()
+	if len(f.entries) == 0 {
+		f.land(&remote.Reply{}, nil, now, now, false)
+		return
+	}
 	if slices.ContainsFunc(f.asks, func(a tier.Ask) bool { return a.Refund > 0 }) {
 		// It must not be credited once whoever gave it has been told that it timed out, however little is known of Redis's clock.
 		f.fence = min(f.fence, f.clock.at(now).Lo+d.h.cfg.remoteTimeout.Microseconds())
@@ -147,7 +153,7 @@ func (f *flight) land(reply *remote.Reply, err error, sent, received int64, begu
 			answerLocked(e.c, local.Outcome{Down: true})
 		} else if len(e.c.Waiters) == 0 && (refused || err != nil && e.c.ChargeCold > 0 && e.c.Refund == 0 && !e.c.Return) {
 			d.scheduleLocked(e.c, received+int64(d.h.cfg.syncInterval)) // not at once: what refuses, or fails, is quick to do so again
-		} else if !e.c.Queued && (len(e.c.Waiters) > 0 || e.c.Refund != 0 || e.c.ChargeCold > 0 || e.c.Return && e.c.Slot != 0) {
+		} else if e.c.Ticket == 0 && (len(e.c.Waiters) > 0 || e.c.Refund != 0 || e.c.ChargeCold > 0 || e.c.Return && e.c.Slot != 0) {
 			e.c.InFlight = true // until it is queued again, below; what landLocked has queued may be on its way by then
 			again = append(again, e.c)
 		}

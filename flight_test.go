@@ -456,3 +456,42 @@ func TestARefundRunsInTimeOrNotAtAll(t *testing.T) {
 		}
 	})
 }
+
+// G6: after a loss of memory Redis is told all keys that are remembered. Callers of other keys do not wait behind them.
+func TestCallersComeBeforeWhatIsToldAnew(t *testing.T) {
+	const keys, callers = 20_000, 100
+	synctest.Test(t, func(t *testing.T) {
+		d := newDirected(t, 1, FixedWindow(100, time.Hour), model.Variant{})
+		defer d.close()
+		d.wires[0].setFate(steady(5 * time.Millisecond))
+		var wg sync.WaitGroup
+		for i := range callers {
+			wg.Go(func() {
+				for k := i; k < keys; k += callers {
+					if _, err := d.ls[0].Allow(t.Context(), fmt.Sprint(k)); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		d.w.mu.Lock()
+		d.w.store.Flush()
+		ran := len(d.w.log)
+		d.w.mu.Unlock()
+		for i, end := 0, time.Now().Add(3*simBeat); time.Now().Before(end); i++ {
+			if r, err := d.ls[0].Allow(t.Context(), fmt.Sprint("cold", i)); err != nil || !r.Allowed || r.Source != Remote {
+				t.Fatalf("the caller of cold key %d: %v %v", i, r, err)
+			}
+		}
+		told := 0
+		d.w.mu.Lock()
+		for _, l := range d.w.log[ran:] {
+			told += len(l.asks)
+		}
+		d.w.mu.Unlock()
+		if told < keys {
+			t.Errorf("%d keys were exchanged, want all %d told", told, keys)
+		}
+	})
+}

@@ -3,6 +3,7 @@ package tierlimit
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -36,10 +37,11 @@ type domain struct {
 	outage  atomic.Int64   // membership.outage while away, 0 otherwise
 
 	mu       sync.Mutex
-	ready    map[batch][]*local.Cell // cells to be settled, first come, first served
-	queued   int
-	boarding map[batch]int // flights that have yet to take their cells
-	flights  int           // calls on their way, or whose answers are being taken in
+	ready    map[batch]*queue // cells to be settled
+	queued   int              // places in ready
+	tickets  int64            // given out so far
+	boarding map[batch]int    // flights that have yet to take their cells
+	flights  int              // calls on their way, or whose answers are being taken in
 	crowd    crowd
 	rtt      float64 // smoothed round trip of an exchange, ns
 	rttWorst float64 // a slowly falling maximum of it
@@ -57,6 +59,44 @@ type batch struct {
 	group     uint8
 }
 
+// A queue holds the cells of a batch that are to be settled, each kind first come, first served. Callers wait for the first kind: they would
+// time out behind all that is to be told anew when Redis has lost its memory.
+type queue struct{ waited, rest []place }
+
+// A place in a queue is that of a cell as long as the cell has its ticket: one for which somebody begins to wait gets another place.
+type place struct {
+	c      *local.Cell
+	ticket int64
+}
+
+func (q *queue) len() int {
+	if q == nil {
+		return 0
+	}
+	return len(q.waited) + len(q.rest)
+}
+
+// take removes n places: those of the first kind, but for an eighth, which is for the others if there are any.
+func (q *queue) take(n int) []place {
+	rest := min(len(q.rest), max(n/8, n-len(q.waited)))
+	waited := n - rest
+	places := slices.Concat(q.waited[:waited], q.rest[:rest])
+	q.waited, q.rest = q.waited[waited:], q.rest[rest:]
+	return places
+}
+
+// all are the places of the queue.
+func (q *queue) all() []place { return slices.Concat(q.waited, q.rest) }
+
+// leaveLocked takes the cell out of the queue, if this place is still its own. Caller holds the cell's Mu.
+func (p place) leaveLocked() bool {
+	if p.c.Ticket != p.ticket {
+		return false
+	}
+	p.c.Ticket, p.c.Waited = 0, false
+	return true
+}
+
 // maxFlights bounds the exchanges on their way at once. One is best while Redis is near: what comes meanwhile joins the
 // next. The farther it is, the more are needed to keep it busy.
 const maxFlights = 16
@@ -67,7 +107,7 @@ const flightsPerRTT = 150 * time.Microsecond
 const maxCosts = 64
 
 func newDomain(h *Hybrid, tag remote.Domain) *domain {
-	d := &domain{h: h, tag: tag, wake: make(chan struct{}, 1), ready: map[batch][]*local.Cell{}, boarding: map[batch]int{}, reported: StateConnecting}
+	d := &domain{h: h, tag: tag, wake: make(chan struct{}, 1), ready: map[batch]*queue{}, boarding: map[batch]int{}, reported: StateConnecting}
 	d.wheel.tick = h.now() / wheelTick
 	// The loop takes a change in: this may be called with d.mu held, by the loop's own Begin.
 	b, err := breaker.New(h.cfg.breaker, func(_, _ breaker.State) { d.wakeUp() })
@@ -164,7 +204,8 @@ func (h *Hybrid) note(c *local.Cell) {
 
 // enqueueLocked lets the loop settle c. Caller holds c.Mu.
 func (d *domain) enqueueLocked(c *local.Cell) {
-	if c.Queued || c.InFlight {
+	waited := len(c.Waiters) > 0
+	if c.InFlight || c.Ticket != 0 && (c.Waited || !waited) {
 		return // what comes during a flight is looked at when it lands
 	}
 	l := d.h.limiter(c.Owner)
@@ -179,8 +220,18 @@ func (d *domain) enqueueLocked(c *local.Cell) {
 		giveUpLocked(c)
 		return
 	}
-	c.Queued = true
-	d.ready[b] = append(d.ready[b], c)
+	d.tickets++
+	c.Ticket, c.Waited = d.tickets, waited
+	q := d.ready[b]
+	if q == nil {
+		q = new(queue)
+		d.ready[b] = q
+	}
+	if waited {
+		q.waited = append(q.waited, place{c, c.Ticket})
+	} else {
+		q.rest = append(q.rest, place{c, c.Ticket})
+	}
 	d.queued++
 	// Where others wait too, the loop lets one of them have the room: who has just landed would take it again and again.
 	begun := len(d.ready) == 1 && d.flights < d.roomLocked() && d.freshLocked(d.h.now()) && d.flyLocked(b)
@@ -210,7 +261,7 @@ func (d *domain) scheduleLocked(c *local.Cell, due int64) {
 // visitLocked looks at a cell that is due: what was spent is reported, what lies idle goes back, an exhausted window
 // that is asked for is polled. Caller holds c.Mu.
 func (d *domain) visitLocked(c *local.Cell, now int64) {
-	if c.Due == 0 || c.Due > now || c.Dead || c.Queued || c.InFlight {
+	if c.Due == 0 || c.Due > now || c.Dead || c.Ticket != 0 || c.InFlight {
 		return
 	}
 	c.Due = 0
@@ -284,7 +335,7 @@ func (d *domain) roomLocked() int {
 
 // flyLocked begins a flight for what is pending in b, unless those that have yet to take their cells will take all of it.
 func (d *domain) flyLocked(b batch) bool {
-	if d.stopped || !d.h.resolved.Load() || d.boarding[b]*remote.MaxKeys >= len(d.ready[b]) {
+	if d.stopped || !d.h.resolved.Load() || d.boarding[b]*remote.MaxKeys >= d.ready[b].len() {
 		return false
 	}
 	d.flights++
@@ -320,19 +371,17 @@ func (d *domain) board(b batch) *flight {
 		delete(d.boarding, b)
 	}
 	now := d.h.now()
-	cells := d.ready[b]
-	if len(cells) == 0 || d.m.away != 0 || !d.freshLocked(now) {
+	q := d.ready[b]
+	if q.len() == 0 || d.m.away != 0 || !d.freshLocked(now) {
 		d.flights--
 		d.wakeUp()
 		return nil
 	}
-	n := min(len(cells), remote.MaxKeys)
-	f := &flight{d: d, batch: b, cells: cells[:n:n]}
-	d.ready[b] = cells[n:]
-	if len(cells) == n {
+	f := &flight{d: d, batch: b, places: q.take(min(q.len(), remote.MaxKeys))}
+	if q.len() == 0 {
 		delete(d.ready, b)
 	}
-	d.queued -= n
+	d.queued -= len(f.places)
 	f.fence = min(d.m.clock.fence(now, d.h.cfg.remoteTimeout), d.m.view.Now+shrink(int64(d.h.viewFor()))/1000)
 	f.dark = d.m.view.Darkness
 	f.rtt, f.rttWorst = d.rtt, d.rttWorst
@@ -354,12 +403,13 @@ func giveUpLocked(c *local.Cell) {
 }
 
 // giveUp answers the callers of cells that will not be sent.
-func (d *domain) giveUp(cells []*local.Cell) {
-	for _, c := range cells {
-		c.Mu.Lock()
-		c.Queued = false
-		giveUpLocked(c)
-		c.Mu.Unlock()
+func (d *domain) giveUp(places []place) {
+	for _, p := range places {
+		p.c.Mu.Lock()
+		if p.leaveLocked() {
+			giveUpLocked(p.c)
+		}
+		p.c.Mu.Unlock()
 	}
 }
 
@@ -399,7 +449,7 @@ func nextLandingLocked(c *local.Cell) int64 {
 func (d *domain) landed(ctx context.Context, c *local.Cell, landing int64) error {
 	for {
 		c.Mu.Lock()
-		done := c.Landed >= landing || !c.Queued && !c.InFlight
+		done := c.Landed >= landing || c.Ticket == 0 && !c.InFlight
 		c.Mu.Unlock()
 		if done {
 			return nil

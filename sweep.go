@@ -49,7 +49,7 @@ func (h *Hybrid) idle(c *local.Cell) local.Fate {
 		fate = local.Remember
 	}
 	switch {
-	case c.Queued || c.InFlight || len(c.Waiters) > 0, // it is being settled,
+	case c.Ticket != 0 || c.InFlight || len(c.Waiters) > 0, // it is being settled,
 		now <= c.Deadline() && (c.Return || c.Slot != 0 && (c.Tokens() > 0 || c.Base > 0) || c.Retired > 0), // holds a lease, or has not reported it
 		c.Refund != 0 || c.ChargeCold > 0,                                                    // or something else
 		c.DeniedUntil() > now,                                                                // knows what Redis said
@@ -119,7 +119,7 @@ func (h *Hybrid) evict(c *local.Cell) bool {
 		return false
 	}
 	defer c.Mu.Unlock()
-	if len(c.Waiters) > 0 || c.InFlight || c.Queued {
+	if len(c.Waiters) > 0 || c.InFlight || c.Ticket != 0 {
 		return false
 	}
 	c.Dead = true

@@ -137,7 +137,12 @@ func TestWhatKeepsACell(t *testing.T) {
 		}
 		c.Mu.Unlock()
 		for name, f := range map[string]func(*local.Cell, bool){
-			"queued":  func(c *local.Cell, on bool) { c.Queued = on },
+			"queued": func(c *local.Cell, on bool) {
+				c.Ticket = 0
+				if on {
+					c.Ticket = 1
+				}
+			},
 			"waiters": func(c *local.Cell, on bool) { c.Waiters = map[bool][]*local.Waiter{true: {{}}}[on] },
 			"lease":   func(c *local.Cell, on bool) { c.Slot, c.Base = one(on), one(on) },
 			"known":   func(c *local.Cell, on bool) { c.Known = one(on) * known },

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/tierlimit/tierlimit/tier/local"
 	"github.com/tierlimit/tierlimit/tier/remote"
 )
 
@@ -99,20 +98,21 @@ func (h *Hybrid) unsettled() bool {
 // rehome hands what was queued before the topology was known to the domains it belongs to.
 func (d *domain) rehome() {
 	d.mu.Lock()
-	var cells []*local.Cell
+	var places []place
 	for _, q := range d.ready {
-		cells = append(cells, q...)
+		places = append(places, q.all()...)
 	}
 	clear(d.ready)
 	d.queued = 0
 	d.m.away, d.m.due = 0, 0
 	d.outage.Store(0)
 	d.mu.Unlock()
-	for _, c := range cells {
-		c.Mu.Lock()
-		c.Queued = false
-		d.h.domainOf(c).enqueueLocked(c)
-		c.Mu.Unlock()
+	for _, p := range places {
+		p.c.Mu.Lock()
+		if p.leaveLocked() {
+			d.h.domainOf(p.c).enqueueLocked(p.c)
+		}
+		p.c.Mu.Unlock()
 	}
 }
 

@@ -42,13 +42,14 @@ type Cell struct {
 // Settlement is the part of a cell that its exchanges work on. Guarded by Cell.Mu.
 type Settlement struct {
 	Dead      bool // evicted: look the key up again
-	Queued    bool // waits for an exchange
+	Waited    bool // it has a place ahead of those that nobody waits for
 	InFlight  bool // an exchange is on its way
 	Unknown   bool // an exchange timed out: what it did is not known, so nothing may be claimed of this lease
 	Return    bool // hand everything back at the next exchange
 	Foreign   bool // the lease is of a limit with another period: Own has other windows
 	BackReady bool // BackOwn is settled and to be sent
 	Waiters   []*Waiter
+	Ticket    int64 // of its place in the queue for an exchange, 0 for none
 
 	// The lease, as of the last settlement.
 	Slot    int64 // Redis's name of the lease's slot, 0 for none
