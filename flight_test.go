@@ -495,3 +495,68 @@ func TestCallersComeBeforeWhatIsToldAnew(t *testing.T) {
 		}
 	})
 }
+
+// A second flight leaves once it would be full, so that Redis does not wait while the answers of the first are taken in; not before.
+func TestASecondFlightLeavesFull(t *testing.T) {
+	for keys, want := range map[int]int{remote.MaxKeys / 2: 1, 4 * remote.MaxKeys: 2} {
+		synctest.Test(t, func(t *testing.T) {
+			d := newDirected(t, 1, TokenBucket(1000, time.Minute), model.Variant{}, WithLocalShare(0))
+			defer d.close()
+			d.wires[0].setFate(steady(100 * time.Microsecond))
+			_, _ = d.ls[0].Allow(t.Context(), "k") // the first flight of all tells how far away Redis is
+			var wg sync.WaitGroup
+			for i := range keys {
+				wg.Go(func() {
+					if r, err := d.ls[0].Allow(t.Context(), fmt.Sprint(i)); err != nil || r.Source != Remote {
+						t.Errorf("key %d: %v, %v", i, r, err)
+					}
+				})
+			}
+			wg.Wait()
+			if most := d.wires[0].most; most != want {
+				t.Errorf("%d keys: %d calls at once, want %d", keys, most, want)
+			}
+		})
+	}
+}
+
+// As many goroutines as there is room for flights wait for the next one; those that a far Redis kept busy leave when it is near again.
+func TestPilotsStayAsFewAsThereIsRoomFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDirected(t, 1, TokenBucket(1000, time.Minute), model.Variant{}, WithLocalShare(0))
+		dom := d.hs[0].allDomains()[0]
+		idle := func() (n, room int) {
+			dom.mu.Lock()
+			defer dom.mu.Unlock()
+			return dom.idle, dom.roomLocked()
+		}
+		far := func() {
+			var wg sync.WaitGroup
+			for i := range 20 * maxFlights {
+				wg.Go(func() {
+					time.Sleep(time.Duration(i) * 100 * time.Microsecond)
+					_, _ = d.ls[0].Allow(t.Context(), fmt.Sprint(i))
+				})
+			}
+			wg.Wait()
+		}
+		d.wires[0].setFate(steady(10 * time.Millisecond))
+		dom.mu.Lock()
+		dom.rttBest = float64(10 * time.Millisecond) // it was never nearer
+		dom.mu.Unlock()
+		far()
+		synctest.Wait()
+		if n, room := idle(); n < maxFlights/2 || n > room {
+			t.Errorf("Redis is 10 ms away: %d wait, room for %d flights", n, room)
+		}
+		d.wires[0].setFate(steady(100 * time.Microsecond))
+		for i := range 4 * maxFlights {
+			_, _ = d.ls[0].Allow(t.Context(), fmt.Sprint(i))
+		}
+		synctest.Wait()
+		if n, room := idle(); n != 1 || room != 1 {
+			t.Errorf("Redis is near: %d wait, room for %d flights, want 1 and 1", n, room)
+		}
+		d.close() // the bubble ends when none is left
+	})
+}

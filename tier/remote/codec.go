@@ -24,9 +24,9 @@ const (
 	beatReply     = lua.MembershipReply
 )
 
-// MaxKeys is the most keys a call carries, so that one call does not block the server for long: for about a millisecond, and 1.6 for
-// windows of 100 sub-windows (docs/decisions/0012).
-const MaxKeys = 128
+// MaxKeys is the most keys a call carries, so that one call does not block the server for long: for about half a millisecond, and 0.8 for
+// windows of 100 sub-windows (docs/decisions/0015).
+const MaxKeys = 64
 
 // maxInteger is the largest integer that Lua's numbers hold exactly. As a refund it stands for RefundAll.
 const maxInteger = 1<<53 - 1

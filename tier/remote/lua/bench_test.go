@@ -14,7 +14,7 @@ import (
 
 var perCall = regexp.MustCompile(`cmdstat_evalsha:calls=\d+,usec=\d+,usec_per_call=([\d.]+)`)
 
-// BenchmarkServer reports how long the server itself works on a call; 128 keys are the most there are (remote.MaxKeys).
+// BenchmarkServer reports how long the server itself works on a call; 64 keys are the most there are (remote.MaxKeys).
 func BenchmarkServer(b *testing.B) {
 	for alg := tier.Algorithm(1); int(alg) <= tier.Algorithms; alg++ {
 		for _, keys := range []int{1, 8, 64, 128} {
