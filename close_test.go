@@ -222,3 +222,45 @@ func TestCloseWhileAKeyMoves(t *testing.T) {
 		w.air.Wait()
 	})
 }
+
+// Flush says that a lease was lost on its way back, whatever follows it.
+func TestFlushTellsOfALostReturn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDirected(t, 2, FixedWindow(1000, time.Hour), model.Variant{}, WithLocalShare(0.5))
+		spent := 0
+		for range 20 {
+			spent += d.spend(0, 5)
+			time.Sleep(2 * time.Millisecond)
+		}
+		lost := atomic.Int64{}
+		d.wires[0].setFate(func(b bool, asks []tier.Ask) fate {
+			for _, a := range asks {
+				if a.Return > 0 && lost.CompareAndSwap(0, a.Return) {
+					return fate{lose: true}
+				}
+			}
+			return fate{there: 100 * time.Microsecond, back: 100 * time.Microsecond}
+		})
+		stop := make(chan struct{})
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					_, _ = d.ls[0].Peek(t.Context(), "k")
+					time.Sleep(50 * time.Microsecond)
+				}
+			}
+		})
+		err := d.hs[0].Flush(t.Context())
+		close(stop)
+		wg.Wait()
+		r, _ := d.ls[1].Peek(t.Context(), "k")
+		if err == nil && lost.Load() > 0 {
+			t.Errorf("Flush returned nil, and %d tokens did not return: %d spent, %d remain", lost.Load(), spent, r.Remaining)
+		}
+		d.close()
+	})
+}

@@ -43,6 +43,7 @@ func (s State) worse(o State) bool {
 // An Observer is told of exchanges and of changes of state. Its methods are called without a lock held and must be safe for
 // concurrent use: Exchange is called by the goroutine of each exchange, of which 16 may be on their way to each Redis server, State
 // by one loop for each server. They should be quick: State holds up that server's exchanges and heartbeats, either holds up Close.
+// Neither may call Close, which would wait for itself.
 type Observer interface {
 	Exchange(ExchangeEvent)
 	State(StateEvent)

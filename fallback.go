@@ -124,13 +124,13 @@ func (l *Limiter) shareLocked(d *domain, c *local.Cell, p *policy, n, now int64)
 	share := l.shareOf(d, p)
 	if c.Share == nil || c.Outage().ShareAt != outage {
 		// An evicted cell's share may have been this key's: then it begins again, empty, when that can no longer count.
-		if evicted := l.h.shareEvicted.Load(); heard && evicted > begin {
+		if evicted := l.h.shareEvicted.Load(); evicted > begin {
 			begin = evicted
 			if p.tier.Algorithm == tier.SlidingLog {
 				begin += stretch(int64(p.tier.Period))
 			}
 		}
-		if heard && now < begin {
+		if now < begin {
 			denied.RetryAfter = time.Duration(begin - now)
 			return denied
 		}
@@ -138,19 +138,26 @@ func (l *Limiter) shareLocked(d *domain, c *local.Cell, p *policy, n, now int64)
 		if a := p.tier.Algorithm; a.Bucket() || a == tier.SlidingLog {
 			ago = shrink(ago) // taken as slow, as t is
 		}
-		start := t
-		if heard {
+		start, full := t, begin == 0 // never heard, and nothing was evicted
+		if !full {
 			start = local.Time{Lo: t.Lo - ago, Hi: t.Hi - ago}
 		}
 		o := c.Outage()
 		if c.Share == nil || !heard || o.ShareAt == neverHeard || p.tier.Algorithm.Bucket() {
-			c.Share = local.New(share, start, !heard)
+			if c.Share != nil && o.ShareAt == neverHeard {
+				l.chargeNeverHeardLocked(c, p, now)
+			}
+			c.Share = local.New(share, start, full)
 		} // else what the share of another outage admitted may still count in a window, and no return of it be known to Redis
 		c.BackReady = false // what was to be handed over of another is kept aside
 		o.ShareAt, o.ShareCap, o.ShareFrom = outage, share.Capacity(), begin
 	}
-	if heard && l.cfg.fallback == FallbackShare {
-		if wait := l.windowBegins(p, clock, t, c.Outage().ShareFrom); wait > 0 {
+	if from := c.Outage().ShareFrom; from != 0 && (!heard || l.cfg.fallback == FallbackShare) {
+		at := l.h.wall(from)
+		if heard {
+			at = clock.at(from)
+		}
+		if wait := windowBegins(p, at, t); wait > 0 {
 			denied.RetryAfter = time.Duration(wait)
 			return denied
 		}
@@ -195,12 +202,11 @@ func (l *Limiter) silenceBefore(p *policy) time.Duration {
 	return s
 }
 
-// windowBegins is how long it still takes until a share of a window may be used, 0 when it may: it must be certain that
-// the window (for a sliding window: the one before it) began after the share did.
-func (l *Limiter) windowBegins(p *policy, clock serverClock, t local.Time, begin int64) int64 {
-	at := clock.at(begin).Hi // server time at which the share begins
+// windowBegins is how long it still takes until a share of a window that begins at the given time may be used, 0 when it may: it must be
+// certain that the window (for a sliding window: the one before it) began after the share did.
+func windowBegins(p *policy, begin, now local.Time) int64 {
 	w := p.tier.SubWindowUS()
-	first := (at + w - 1) / w * w
+	first := (begin.Hi + w - 1) / w * w
 	switch p.tier.Algorithm {
 	case tier.FixedWindow:
 	case tier.SlidingWindow:
@@ -208,5 +214,15 @@ func (l *Limiter) windowBegins(p *policy, clock serverClock, t local.Time, begin
 	default:
 		return 0
 	}
-	return max(0, (first-t.Lo)*1000)
+	return max(0, (first-now.Lo)*1000)
+}
+
+// chargeNeverHeardLocked lets what a share admitted before Redis was first heard be charged, as far as tokens are left. Caller holds c.Mu.
+func (l *Limiter) chargeNeverHeardLocked(c *local.Cell, p *policy, now int64) {
+	wall := l.h.wall(now)
+	used := c.Share.Admitted(wall)
+	if p.tier.Algorithm.Bucket() {
+		used = max(0, c.Outage().ShareCap-c.Share.Take(wall, p.tier, 0).Remaining)
+	}
+	c.ChargeCold = clip(c.ChargeCold+used, p.capacity)
 }

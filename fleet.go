@@ -91,6 +91,8 @@ type membership struct {
 	backFrom  int64 // when the outage began that it ended
 	backIn    int64 // the episode in which it was missing: told in another, it would stand for somebody else's return
 	change    int64 // change counter as last heard
+	untold    bool  // the fleet is to be told of a change
+	telling   bool  // it is being told
 	lostAt    int64 // as last heard
 }
 
@@ -227,6 +229,7 @@ func (d *domain) beat(learn bool, done func(error)) {
 			// Redis may count on this instance until then: whatever share it had ends here, and a new silence begins.
 			d.m.alive = max(d.m.alive, fenced)
 			if d.m.away != 0 {
+				d.m.away = received // where the share begins at once, it begins empty now
 				d.m.outage = d.h.outages.Add(1)
 				d.outage.Store(d.m.outage)
 			}
@@ -257,6 +260,7 @@ func (d *domain) beat(learn bool, done func(error)) {
 	if !first && view.Change != d.m.change {
 		d.laterLocked(d.h.dropDenials)
 	}
+	d.tellLocked()
 	if !first && view.LostAt != d.m.lostAt {
 		d.laterLocked(func() {
 			d.h.log.Warn("Redis lost its data; telling it again what this instance knows")
@@ -284,7 +288,7 @@ func (d *domain) awayLocked(now int64) {
 		d.outage.Store(d.m.outage)
 		d.reportStateLocked(now)
 		for _, q := range d.ready {
-			d.laterLocked(func() { d.giveUp(q.all()) })
+			d.laterLocked(func() { d.putOff(q.all()) })
 		}
 		clear(d.ready)
 		d.queued = 0
@@ -391,21 +395,34 @@ func (d *domain) leave(ctx context.Context) error {
 
 // changed tells the fleet to drop kept denials, at the latest with their next heartbeats.
 func (d *domain) changed() {
-	if d.down() {
-		return
-	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.stopped {
+	d.m.untold = true
+	d.tellLocked()
+}
+
+// changedSince reports whether a change was heard of after the counter stood so.
+func (d *domain) changedSince(change int64) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.m.change != change
+}
+
+// tellLocked tells the fleet of a change that it has not been told of; of one that it may not have heard, after the next heartbeat again.
+// Caller holds d.mu.
+func (d *domain) tellLocked() {
+	if !d.m.untold || d.m.telling || d.m.away != 0 || d.h.forced.Load() || d.stopped {
 		return
 	}
+	d.m.untold, d.m.telling = false, true
 	d.flying.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), d.h.cfg.remoteTimeout)
 		defer cancel()
 		_, err := d.h.client.Heartbeat(ctx, d.tag, d.h.newBeat(remote.OpChange))
-		if err != nil && breaker.Classify(err) != breaker.Ignored {
-			d.h.log.Warn("the fleet could not be told of a change; kept denials end by themselves", zap.Error(err))
-		}
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.m.telling = false
+		d.m.untold = d.m.untold || err != nil
 	})
 }
 

@@ -18,6 +18,7 @@ type flight struct {
 	places []place
 	fence  int64         // the latest server time at which it may run, us
 	dark   tier.Darkness // who was missing, as of the view it is sent under
+	change int64         // the change counter as of the boarding
 	back   int64         // the number of this instance's last return from being missing, 0 for none in this episode
 	clock  serverClock   // as of the boarding
 
@@ -85,12 +86,16 @@ func (f *flight) fly() {
 	}
 	f.deliver()
 	if len(f.entries) == 0 {
-		f.land(&remote.Reply{}, nil, now, now, false)
+		d.mu.Lock()
+		d.flights--
+		d.mu.Unlock()
+		d.flying.Done()
+		d.wakeUp()
 		return
 	}
 	if slices.ContainsFunc(f.asks, func(a tier.Ask) bool { return a.Refund > 0 }) {
 		// It must not be credited once whoever gave it has been told that it timed out, however little is known of Redis's clock.
-		f.fence = min(f.fence, f.clock.at(now).Lo+d.h.cfg.remoteTimeout.Microseconds())
+		f.fence = min(f.fence, f.clock.at(now).Lo+shrink(int64(d.h.cfg.remoteTimeout))/1000)
 	}
 	done, err := d.breaker.Begin()
 	sent := d.h.now()
@@ -131,6 +136,7 @@ func (f *flight) land(reply *remote.Reply, err error, sent, received int64, begu
 	d.mu.Unlock()
 	d.crowd.leave(f.callers)
 	var again []*local.Cell
+	reset, refunded := false, false
 	for i := range f.entries {
 		e := &f.entries[i]
 		e.c.Mu.Lock()
@@ -149,9 +155,22 @@ func (f *flight) land(reply *remote.Reply, err error, sent, received int64, begu
 			f.landLocked(e, f.asks[i].Want, &reply.Grants[i], reply.Now, sent, received)
 			f.serveLocked(e)
 		}
+		switch refund := f.asks[i].Refund; {
+		case refused:
+		case refund > 0:
+			refunded = true
+		case refund == tier.RefundAll:
+			reset = true
+			if err == nil {
+				e.c.Resets++
+			}
+		}
 		if e.c.Dead {
 			answerLocked(e.c, local.Outcome{Down: true})
-		} else if len(e.c.Waiters) == 0 && (refused || err != nil && e.c.ChargeCold > 0 && e.c.Refund == 0 && !e.c.Return) {
+			if refused && e.c.Retired > 0 {
+				d.scheduleLocked(e.c, received+int64(d.h.cfg.syncInterval))
+			}
+		} else if len(e.c.Waiters) == 0 && (refused || err != nil && (e.poll || e.c.ChargeCold > 0 && e.c.Refund == 0 && !e.c.Return)) {
 			d.scheduleLocked(e.c, received+int64(d.h.cfg.syncInterval)) // not at once: what refuses, or fails, is quick to do so again
 		} else if e.c.Ticket == 0 && (len(e.c.Waiters) > 0 || e.c.Refund != 0 || e.c.ChargeCold > 0 || e.c.Return && e.c.Slot != 0) {
 			e.c.InFlight = true // until it is queued again, below; what landLocked has queued may be on its way by then
@@ -160,8 +179,13 @@ func (f *flight) land(reply *remote.Reply, err error, sent, received int64, begu
 		e.c.Mu.Unlock()
 		f.deliver()
 	}
+	// What others were denied is there now. Of refunds, which may be many, they are told once a heartbeat.
+	if reset {
+		d.changed()
+	}
 	// After the answers, so that who asks again at once comes along.
 	d.mu.Lock()
+	d.m.untold = d.m.untold || refunded
 	d.flights--
 	d.mu.Unlock()
 	d.wakeUp()
@@ -190,7 +214,9 @@ func (f *flight) packLocked(c *local.Cell, now int64) {
 	f.dropLateLocked(c, now)
 	give := c.Return || len(c.Waiters) > 0 || now > c.Deadline()
 	f.packLeaseLocked(&e, &a, give, now)
-	a.Refund, c.Refund = c.Refund, 0
+	if !e.settle || c.Refund < 0 { // whoever gave it comes along, with the next
+		a.Refund, c.Refund = c.Refund, 0
+	}
 	refused := c.TakeDeniedDemand()
 	l.denied.Add(refused)
 	e.demand = e.spent + refused
@@ -212,12 +238,7 @@ func (f *flight) packLocked(c *local.Cell, now int64) {
 func (f *flight) packShareLocked(e *entry, a *tier.Ask, now int64) {
 	c, p := e.c, e.p
 	if c.Share != nil && c.Outage().ShareAt == neverHeard {
-		wall := f.d.h.wall(now)
-		used := c.Share.Admitted(wall)
-		if p.tier.Algorithm.Bucket() {
-			used = max(0, c.Outage().ShareCap-c.Share.Take(wall, p.tier, 0).Remaining)
-		}
-		c.ChargeCold = clip(c.ChargeCold+used, p.capacity)
+		e.l.chargeNeverHeardLocked(c, p, now)
 		c.Share = nil
 	}
 	if c.Dead || p.tier.Algorithm.Bucket() || f.back == 0 || c.BackSent() == f.back || !f.mayHandOverLocked(c) {
@@ -400,6 +421,7 @@ func (f *flight) unpackLocked(e *entry, a *tier.Ask) {
 // lostLocked takes in that nobody knows whether a call ran. Caller holds c.Mu.
 func (f *flight) lostLocked(e *entry) {
 	e.c.Unknown = true
+	e.c.Lost++
 	e.c.ChargeCold += e.charge // a debit, which may run twice
 	for _, w := range e.waiters {
 		f.tell(w, local.Outcome{Down: true})
@@ -421,7 +443,7 @@ func (f *flight) landLocked(e *entry, want int64, g *tier.Grant, serverNow, sent
 		c.Share = nil
 		d.enqueueLocked(c)
 	}
-	admitted, unserved := f.answerServedLocked(e, g)
+	admitted, unserved := f.answerServedLocked(e, g, serverNow)
 	e.l.remote.Add(admitted)
 	if !p.tier.Algorithm.Bucket() && admitted+e.charge > 0 && !e.outdated() {
 		c.Own.Add(serverNow/p.tier.PeriodUS(), admitted+e.charge)
@@ -438,13 +460,16 @@ func (f *flight) landLocked(e *entry, want int64, g *tier.Grant, serverNow, sent
 	}
 	switch {
 	case len(unserved) > 0:
-		f.refuseLocked(e, g, unserved, pause, received)
+		f.refuseLocked(e, g, unserved, pause, f.retryNS(p, g, serverNow), received)
 	case short && pause > 0:
 		c.Deny(1, received+pause)
-	case e.poll && exhausted:
+	case e.poll && exhausted && g.Remaining < c.DeniedCost():
 		// the kept denial stands
 	default:
 		c.Allow()
+	}
+	if d.changedSince(f.change) {
+		c.Allow() // a key was reset or a limit raised while this was on its way
 	}
 	c.Pause = received + pause
 	if c.Dead {
@@ -460,14 +485,14 @@ func (f *flight) landLocked(e *entry, want int64, g *tier.Grant, serverNow, sent
 
 // answerServedLocked answers the callers that were served at the server, in the order they came, and those that only looked. It
 // returns what was admitted and who is left.
-func (f *flight) answerServedLocked(e *entry, g *tier.Grant) (admitted int64, unserved []*local.Waiter) {
+func (f *flight) answerServedLocked(e *entry, g *tier.Grant, serverNow int64) (admitted int64, unserved []*local.Waiter) {
 	served := g.Served - min(g.Served, e.charge)
 	for _, w := range e.waiters {
 		o := local.Outcome{Remaining: g.Remaining + g.Lease, ResetNS: g.ResetUS * 1000}
 		switch n := w.N; {
 		case n == 0:
 			if o.Allowed = o.Remaining > 0; !o.Allowed {
-				o.RetryNS, o.Never = max(1, f.retryNS(g)), e.p.capacity == 0
+				o.RetryNS, o.Never = max(1, f.retryNS(e.p, g, serverNow)), e.p.capacity == 0
 			}
 		case n <= served:
 			o.Allowed = true
@@ -501,35 +526,55 @@ func (f *flight) serveLocked(e *entry) {
 	})
 }
 
-// retryNS is how long it takes until a cost that could not be served may pass: where nothing is made just now, since shares are kept aside,
-// until the next heartbeat.
-func (f *flight) retryNS(g *tier.Grant) int64 {
+// retryNS is how long it takes until a cost that could not be served may pass. While shares are kept aside that is a heartbeat at most: a bucket
+// makes nothing then, and what is aside of a window may be handed back at any time.
+func (f *flight) retryNS(p *policy, g *tier.Grant, serverNow int64) int64 {
+	beat := int64(f.d.h.cfg.heartbeat)
 	if g.RetryUS < 0 {
-		return int64(f.d.h.cfg.heartbeat)
+		return beat
+	}
+	aside := f.dark.Missing > 0 || f.dark.Until > 0 && serverNow <= f.dark.Until+2*p.tier.PeriodUS()
+	if aside && !p.tier.Algorithm.Bucket() {
+		return min(beat, g.RetryUS*1000)
 	}
 	return g.RetryUS * 1000
 }
 
-// refuseLocked answers the callers that could not be served and keeps the denial: until the largest cost would pass, and at
-// least for the pause, counted from the receipt.
-func (f *flight) refuseLocked(e *entry, g *tier.Grant, unserved []*local.Waiter, pause, received int64) {
-	wait := max(f.retryNS(g), pause)
+// refuseLocked answers the callers that could not be served and keeps the denial: at least for the pause, counted from the receipt. Redis
+// says when the largest cost would pass. In a bucket the smaller ones pass earlier by what they are smaller; of a sliding window or log
+// only Redis can tell, so they are asked for once more, on their own.
+func (f *flight) refuseLocked(e *entry, g *tier.Grant, unserved []*local.Waiter, pause, wait, received int64) {
+	c, p := e.c, e.p
+	wait = max(wait, pause)
 	least, most := unserved[0].N, unserved[0].N
 	for _, w := range unserved {
 		least, most = min(least, w.N), max(most, w.N)
 	}
+	after := func(n int64) int64 {
+		if p.tier.Algorithm.Bucket() && p.perNS > 0 && g.RetryUS >= 0 {
+			return max(pause, 1, wait-int64(float64(most-n)/p.perNS))
+		}
+		return wait
+	}
 	switch {
-	case least == most || pause == wait:
-		e.c.Deny(least, received+wait)
+	case p.tier.Algorithm.Bucket() || least == most || pause == wait:
+		c.Deny(least, received+after(least))
 	case pause > 0:
-		e.c.Deny(least, received+pause) // a smaller cost may pass before the largest
+		c.Deny(least, received+pause) // a smaller cost may pass before the largest
 	default:
-		e.c.Deny(most, received+wait)
+		c.Deny(most, received+wait)
 	}
+	var again []*local.Waiter
 	for _, w := range unserved {
+		if w.N < most && !w.Again && (p.tier.Algorithm == tier.SlidingWindow || p.tier.Algorithm == tier.SlidingLog) && !c.Dead {
+			w.Again = true
+			again = append(again, w)
+			continue
+		}
 		e.l.denied.Add(w.N)
-		f.tell(w, local.Outcome{Remaining: min(g.Remaining+g.Lease, w.N-1), ResetNS: max(g.ResetUS*1000, wait), RetryNS: wait})
+		f.tell(w, local.Outcome{Remaining: min(g.Remaining+g.Lease, w.N-1), ResetNS: max(g.ResetUS*1000, wait), RetryNS: after(w.N)})
 	}
+	c.Waiters = append(again, c.Waiters...)
 }
 
 // takeLeaseLocked puts the lease into the cell.

@@ -560,3 +560,111 @@ func TestPilotsStayAsFewAsThereIsRoomFor(t *testing.T) {
 		d.close() // the bubble ends when none is left
 	})
 }
+
+// A refund is not credited after Refund has returned, as slow as the clock of Redis may be.
+func TestARefundsFenceAllowsForDrift(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const window, timeout = 20 * time.Second, 5 * time.Second
+		w := newWorld(model.Variant{}, time.Hour, -900) // Redis's clock is slow: 4.5 ms in 5 s
+		d := &directed{t: t, w: w}
+		for i := range 2 {
+			x := &wire{w: w}
+			h, l := join(t, x, FixedWindow(100, window), ms(i*700), WithHeartbeat(timeout), WithRemoteTimeout(timeout), WithSyncInterval(simSync), WithLocalShare(0))
+			d.hs, d.ls, d.wires = append(d.hs, h), append(d.ls, l), append(d.wires, x)
+		}
+		for _, h := range d.hs {
+			until(t, "the fleet is one", func() bool { s := h.Stats(); return s.State == StateOnline && s.Instances == 2 })
+		}
+		toEnd := func(left time.Duration) { // of the window, on Redis's clock
+			for window-time.Duration(w.nowNS())%window > left {
+				time.Sleep(100 * time.Microsecond)
+			}
+		}
+		time.Sleep(window)
+		toEnd(window - time.Second)
+		if n := d.spendN(0, 1, 50); n != 1 {
+			t.Fatal("50")
+		}
+		toEnd(4998 * time.Millisecond)
+		_, _ = d.ls[0].Peek(t.Context(), "k") // what is known of Redis's clock is fresh
+		toEnd(4996700 * time.Microsecond)
+		d.wires[0].setFate(func(b bool, _ []tier.Ask) fate {
+			if b {
+				return fate{there: 100 * time.Microsecond}
+			}
+			return fate{there: timeout + 3*time.Millisecond} // it arrives 3 ms after Refund has returned
+		})
+		a := envelope.Admission{Called: w.nowNS(), Cost: -50, Key: 1}
+		err := d.ls[0].Refund(t.Context(), "k", 50)
+		a.Returned = w.nowNS()
+		_ = d.mem.Record(a)
+		for time.Duration(w.nowNS())%window > window/2 {
+			time.Sleep(50 * time.Microsecond)
+		}
+		d.spendN(1, 1, 50)
+		time.Sleep(100 * time.Millisecond)
+		d.spend(1, 150)
+		for _, e := range d.w.entries() {
+			for _, k := range e.asks {
+				if k.Refund != 0 && !e.late && e.at*1000 > a.Returned {
+					t.Errorf("Refund returned %v; %v later %d was credited", err, time.Duration(e.at*1000-a.Returned), k.Refund)
+				}
+			}
+		}
+		if v := d.verdict(); v.Overshoot > 0 {
+			t.Error(v)
+		}
+	})
+}
+
+// A cell that gets another place in the queue, since somebody begins to wait for it, leaves its first place behind. A flight of nothing but such
+// places is none: nothing is learnt from it.
+func TestPlacesLeftBehind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDirected(t, 1, FixedWindow(1000, time.Hour), model.Variant{}, WithLocalShare(0))
+		defer d.close()
+		dom := d.hs[0].allDomains()[0]
+		d.wires[0].setFate(steady(4 * time.Millisecond))
+		d.spend(0, 1)
+		dom.mu.Lock()
+		dom.rttBest = float64(100 * time.Microsecond) // room for one flight
+		dom.mu.Unlock()
+		settle := func(key string) *local.Cell {
+			c, err := d.ls[0].lockedCell(d.ls[0].hash(key), key)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Mu.Unlock()
+			dom.enqueueLocked(c)
+			return c
+		}
+		settle("in the air")
+		time.Sleep(time.Millisecond)
+		exchanges := d.hs[0].Stats().Exchanges
+		var wg sync.WaitGroup
+		for i := range remote.MaxKeys + 1 { // so that the places left behind are not taken along
+			key := fmt.Sprint(i)
+			settle(key)
+			wg.Go(func() {
+				if r, err := d.ls[0].Allow(t.Context(), key); err != nil || r.Source != Remote {
+					t.Errorf("%v, %v", r, err)
+				}
+			})
+		}
+		wg.Wait()
+		time.Sleep(20 * time.Millisecond)
+		dom.mu.Lock()
+		queued, flights := dom.queued, dom.flights
+		dom.mu.Unlock()
+		if queued != 0 || flights != 0 {
+			t.Errorf("%d places are queued, %d flights are on their way", queued, flights)
+		}
+		if n := d.hs[0].Stats().Exchanges - exchanges; n > 3 {
+			t.Errorf("%d calls for %d keys", n, remote.MaxKeys+1)
+		}
+		now := d.w.nowNS() / 1000
+		if at := dom.serverClock().at(d.hs[0].now()); at.Lo > now || at.Hi < now || at.Hi-at.Lo > 20_000 {
+			t.Errorf("Redis's clock is taken to be %v, it is %d", at, now)
+		}
+	})
+}

@@ -271,6 +271,7 @@ func (h *Hybrid) flush(ctx context.Context) error {
 		d       *domain
 		c       *local.Cell
 		landing int64
+		lost    int64
 	}
 	var all []flushed
 	began := h.now()
@@ -281,7 +282,7 @@ func (h *Hybrid) flush(ctx context.Context) error {
 			d := h.domainOf(c)
 			c.Return = true
 			d.enqueueLocked(c)
-			all = append(all, flushed{d, c, nextLandingLocked(c)})
+			all = append(all, flushed{d, c, nextLandingLocked(c), c.Lost})
 		}
 	})
 	kept := 0
@@ -293,7 +294,7 @@ func (h *Hybrid) flush(ctx context.Context) error {
 			return fmt.Errorf("tierlimit: returning unspent tokens was given up: %w", err)
 		}
 		f.c.Mu.Lock()
-		if unreturnedLocked(f.c, began, h.now()) {
+		if f.c.Lost != f.lost || unreturnedLocked(f.c, began, h.now()) {
 			kept++
 		}
 		f.c.Mu.Unlock()

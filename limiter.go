@@ -64,7 +64,7 @@ func (l *Limiter) plan(limit Limit) *policy {
 	}
 	p.maxLease = int64(l.cfg.localShare * float64(p.capacity))
 	p.perNS = float64(t.Rate) / float64(t.Period)
-	if t.Rate > 0 {
+	if t.Rate > 0 && t.Algorithm == tier.LeakyBucket {
 		p.stepNS = int64(t.Period) / t.Rate
 	}
 	slot := l.cfg.leaseTTL
@@ -218,7 +218,7 @@ func (l *Limiter) keptDenial(r *Result, c *local.Cell, p *policy, n, left, now i
 	c.Touch()
 	if more := n - max(c.DeniedCost(), left+c.Remaining()); more > 0 && p.tier.Algorithm.Bucket() {
 		// The denial is of a smaller cost: what is not there has to be made first. What a larger cost waits for in a window only Redis can tell.
-		until += int64(min(float64(more)/p.perNS, float64(math.MaxInt64/4)))
+		until += min(int64(min(float64(more)/p.perNS, float64(math.MaxInt64/4))), math.MaxInt64-clock.Margin-until)
 	}
 	r.Limit = p.capacity
 	r.Remaining = clip(min(left+c.Remaining(), n-1), p.capacity) // less than asked for, or it is a pause
@@ -286,7 +286,7 @@ func (l *Limiter) cold(ctx context.Context, p *policy, hash uint64, key string, 
 		return Result{}, waitError(err)
 	}
 	w := l.h.waiters.Get().(*local.Waiter)
-	w.N, w.Left = n, l.h.now()+int64(l.h.cfg.remoteTimeout)
+	w.N, w.Left, w.Again = n, l.h.now()+int64(l.h.cfg.remoteTimeout), false
 	d.joinLocked(c, w)
 	c.Mu.Unlock()
 	return l.await(ctx, d, c, p, w)
@@ -417,7 +417,11 @@ func (l *Limiter) WaitN(ctx context.Context, key string, n int64) error {
 		if r.RetryAfter == Never {
 			return fmt.Errorf("%w: cost %d, capacity %d", ErrNever, n, r.Limit)
 		}
-		if err := pause(ctx, l.h.stop, r.RetryAfter); err != nil {
+		wait := r.RetryAfter
+		if r.Source == Fallback {
+			wait = min(wait, l.h.cfg.heartbeat) // Redis may be back
+		}
+		if err := pause(ctx, l.h.stop, wait); err != nil {
 			return err
 		}
 	}
@@ -499,9 +503,9 @@ func (l *Limiter) Peek(ctx context.Context, key string) (Result, error) {
 
 // Refund gives n tokens back that the caller was allowed and did not use. It never fills a key above full; a window
 // takes it back in the current window only, never below 0 spent. Tokens of the lease in hand are back at once; for others
-// it waits for one exchange: two times WithRemoteTimeout at most if one is under way already, and where nothing answers until the
+// it waits for one exchange: three times WithRemoteTimeout at most if others are under way already, and where nothing answers until the
 // breaker opens (by default after 5 timeouts), unless ctx ends before it is on its way; once it is, its answer is waited for, so that
-// nothing is credited after Refund has returned. It is lost, which errs to too few, when Redis is out of
+// nothing is credited after Refund has returned. Instances that keep a denial of the key ask again within two heartbeats. It is lost, which errs to too few, when Redis is out of
 // reach, for which there is no error, or ctx ends before. Errors: ErrCost for n < 0, ctx's, wrapped, and ErrClosed.
 func (l *Limiter) Refund(ctx context.Context, key string, n int64) error {
 	ctx = orBackground(ctx)
@@ -535,7 +539,11 @@ func (l *Limiter) Refund(ctx context.Context, key string, n int64) error {
 	}
 	// Taking a spend of the lease in hand back is as if it had not been: no credit crosses the wire.
 	if c.Log == nil && now <= c.Deadline() {
-		n -= c.Unspend(n)
+		back := c.Unspend(n)
+		if c.Flow != nil {
+			c.Flow.Back(back, p.stepNS)
+		}
+		n -= back
 	}
 	c.Allow()
 	if n == 0 || c.Refund == tier.RefundAll || d.down() {
@@ -576,8 +584,8 @@ var (
 	errResetUnknown = errors.New("tierlimit: Redis did not answer in time: the key may be reset or not")
 )
 
-// Reset makes key full again, less what instances hold as leases, across the fleet within one heartbeat. It is a
-// break of the limit that the caller asks for.
+// Reset makes key full again, less what instances hold as leases, across the fleet within one heartbeat, or one after the fleet can be
+// told. It is a break of the limit that the caller asks for.
 //
 // It waits for one exchange, as long as Refund does. Errors: one that says so where Redis was not reached (the reset is kept for
 // the key's next exchange, as long as the key is not evicted), or did not answer in time, so that nobody knows; ctx's, wrapped,
@@ -608,7 +616,7 @@ func (l *Limiter) Reset(ctx context.Context, key string) error {
 	c.Refund = tier.RefundAll
 	c.Own = local.Own{}
 	d.enqueueLocked(c)
-	landing := nextLandingLocked(c)
+	landing, resets := nextLandingLocked(c), c.Resets
 	c.Mu.Unlock()
 	switch err := d.landed(ctx, c, landing); {
 	case errors.Is(err, ErrClosed):
@@ -617,12 +625,11 @@ func (l *Limiter) Reset(ctx context.Context, key string) error {
 		return fmt.Errorf("tierlimit: Reset was given up, the key may be reset yet: %w", err)
 	}
 	c.Mu.Lock()
-	kept, unknown := c.Refund == tier.RefundAll, c.Unknown
+	kept, unknown := c.Refund == tier.RefundAll, c.Resets == resets
 	c.Mu.Unlock()
 	if kept {
 		return errResetKept
 	}
-	d.changed()
 	if unknown {
 		return errResetUnknown
 	}

@@ -597,3 +597,261 @@ func TestAShareIsNotMadeOfADeadCell(t *testing.T) {
 		})
 	}
 }
+
+// A refund is credited before Refund returns or not at all, also where the key is to be settled before it is handed over.
+func TestASettlementCreditsNoRefund(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDirected(t, 2, FixedWindow(100, 2*time.Second), model.Variant{}, WithLocalShare(0), WithBreaker(quick), WithRemoteTimeout(50*time.Millisecond))
+		d.intoWindow(2*time.Second, 0)
+		d.spend(0, 1)
+		d.wires[0].setFate(cutOff)
+		time.Sleep(time.Second) // missing for a while, no share yet: all in one window
+		d.wires[0].setFate(nil)
+		until(t, "it is back", func() bool { return online(d.hs[0]) })
+		if d.membership(0).back == 0 {
+			t.Fatal("was not missing")
+		}
+		d.wires[0].setFate(nil)
+		if n := d.spendN(1, 1, 60); n != 1 {
+			t.Fatal("60")
+		}
+		// at the end of the window: the flight takes 40 ms to get there
+		d.wires[0].setFate(func(b bool, _ []tier.Ask) fate {
+			if b {
+				return fate{there: 100 * time.Microsecond}
+			}
+			return fate{there: 40 * time.Millisecond}
+		})
+		for at := time.Duration(0); at < 1980*time.Millisecond || at > 1982*time.Millisecond; at = time.Duration(d.w.nowNS()) % (2 * time.Second) {
+			time.Sleep(100 * time.Microsecond)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+		defer cancel()
+		a := envelope.Admission{Called: d.w.nowNS(), Cost: -60, Key: 1}
+		err := d.ls[0].Refund(ctx, "k", 60)
+		a.Returned = d.w.nowNS()
+		_ = d.mem.Record(a)
+		// the new window begins: the other spends 60 of it before the refund comes
+		for time.Duration(d.w.nowNS())%(2*time.Second) > time.Second {
+			time.Sleep(100 * time.Microsecond)
+		}
+		time.Sleep(2 * time.Millisecond)
+		d.spendN(1, 1, 60)
+		time.Sleep(100 * time.Millisecond)
+		d.spend(1, 150)
+		for _, e := range d.w.entries() {
+			for _, k := range e.asks {
+				if k.Refund != 0 && !e.late && e.at*1000 > a.Returned {
+					t.Errorf("Refund returned %v; %v later %d was credited (back %v)", err, time.Duration(e.at*1000-a.Returned), k.Refund, k.Back)
+				}
+			}
+		}
+		if v := d.verdict(); v.Overshoot > 0 {
+			t.Error(v)
+		}
+	})
+}
+
+// The share of an instance that never heard from Redis does not begin full again when its cell was evicted.
+func TestAnEvictedShareOfBeforeIsNotRefilled(t *testing.T) {
+	for _, limit := range five(100, time.Minute) {
+		t.Run(limit.Algorithm.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(model.Variant{}, time.Hour, 0)
+				x := &wire{w: w, fate: cutOff}
+				h, l := join(t, x, limit, 0, WithHeartbeat(simBeat), WithRemoteTimeout(simTimeout), WithSyncInterval(simSync), WithInstances(2), WithMaxKeys(4), WithShards(1))
+				defer closeAll(t, h)
+				time.Sleep(time.Second)
+				n := 0
+				for range 10 {
+					for range 100 {
+						if r, _ := l.Allow(t.Context(), "k"); r.Allowed {
+							n++
+						}
+					}
+					for i := range 20 {
+						_, _ = l.Allow(t.Context(), string(rune('a'+i)))
+					}
+				}
+				if n > 100 {
+					t.Errorf("%d admitted of a share of 50; the whole limit is 100; %v", n, l.Bound())
+				}
+			})
+		})
+	}
+}
+
+// A lease that lies idle when Redis goes away goes back once it is there again, its cell evicted meanwhile or not.
+func TestAnIdleLeaseReturnsAfterAnOutage(t *testing.T) {
+	for _, how := range []string{"outage", "evicted in the outage", "evicted, refused"} {
+		t.Run(how, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := newDirected(t, 2, FixedWindow(1000, 24*time.Hour), model.Variant{}, WithLocalShare(0.5), WithBreaker(quick))
+				spent := 0
+				for range 20 {
+					spent += d.spend(0, 5)
+					time.Sleep(2 * time.Millisecond)
+				}
+				held := d.cell(0).Tokens()
+				if held == 0 {
+					t.Fatal("no lease")
+				}
+				if how == "evicted, refused" {
+					d.wires[0].setFate(func(b bool, _ []tier.Ask) fate { return fate{refuse: !b} })
+					d.evictAll(0)
+					time.Sleep(time.Millisecond)
+					d.wires[0].setFate(nil)
+				} else {
+					d.wires[0].setFate(cutOff)
+					time.Sleep(2 * time.Second)
+					if how != "outage" {
+						d.evictAll(0)
+					}
+					d.wires[0].setFate(nil)
+				}
+				until(t, "back", func() bool { return online(d.hs[0]) })
+				time.Sleep(time.Minute)
+				for range 10 {
+					spent += d.spend(1, 200)
+					time.Sleep(time.Second)
+				}
+				if spent < 1000-5 {
+					t.Errorf("a minute after: %d of 1000 admitted, the other held %d; it holds %d", spent, held, d.hs[0].Stats().Leased)
+				}
+				if v := d.verdict(); v.Overshoot > 0 {
+					t.Error(v)
+				}
+			})
+		})
+	}
+}
+
+// A beat of unknown outcome begins another silence, and a share that begins at once begins empty then.
+func TestAShareThatBeginsAtOnceIsNotRefilled(t *testing.T) {
+	for _, limit := range []Limit{TokenBucket(10, time.Second).WithBurst(100), LeakyBucket(10, time.Second).WithBurst(100)} {
+		t.Run(limit.Algorithm.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := newDirected(t, 2, limit, model.Variant{}, WithFallback(FallbackShareNow), WithLocalShare(0), WithBreaker(quick))
+				bound := d.ls[0].Bound().Outage
+				d.spend(0, 1)
+				d.cutAll()
+				for i := range 2 {
+					until(t, "away", func() bool { return !online(d.hs[i]) })
+				}
+				time.Sleep(15 * time.Second)
+				for i := range 2 {
+					d.spend(i, 100)
+				}
+				for range 4 {
+					for i, x := range d.wires {
+						beats := 0
+						done := make(chan struct{})
+						x.setFate(func(beat bool, _ []tier.Ask) fate {
+							if beat {
+								beats++
+								if beats == 2 {
+									close(done)
+								}
+							}
+							return fate{refuse: beats > 2, lose: beats == 2} // a peek is answered, the beat is lost
+						})
+						<-done
+						time.Sleep(2 * simTimeout)
+						d.spend(i, 100)
+					}
+				}
+				if v := d.verdict(); v.Overshoot > bound {
+					t.Errorf("Bound().Outage is %d: %v", bound, v)
+				}
+			})
+		})
+	}
+}
+
+// A denial that was told while shares were kept aside does not stand when they are free again.
+func TestADenialEndsWithTheDarkness(t *testing.T) {
+	const window = 4 * time.Minute
+	for _, limit := range five(30, window) {
+		for _, back := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%v/back=%t", limit.Algorithm, back), func(t *testing.T) {
+				t.Parallel()
+				synctest.Test(t, func(t *testing.T) {
+					d := newDirected(t, 2, limit, model.Variant{}, WithLocalShare(0), WithBreaker(quick))
+					for at := time.Duration(0); at < window-time.Second; at = time.Duration(d.w.nowNS()) % window {
+						time.Sleep(500 * time.Millisecond)
+					}
+					d.wires[0].setFate(cutOff)
+					time.Sleep(2 * time.Second)
+					n := d.spend(1, 40)
+					r, _ := d.ls[1].Allow(t.Context(), "k")
+					if back {
+						d.wires[0].setFate(nil)
+						until(t, "back", func() bool { return online(d.hs[0]) })
+						time.Sleep(2 * simBeat)
+						d.spend(0, 1)
+					}
+					for range 59 {
+						time.Sleep(2 * time.Second)
+						n += d.spend(1, 1)
+					}
+					peek, _ := d.ls[1].Peek(t.Context(), "k")
+					truth, _ := d.ls[0].Peek(t.Context(), "k")
+					if n < 28 {
+						t.Errorf("%d of 30 admitted; the denial was %v; now %v; the other sees %v", n, r, peek, truth)
+					}
+					if v := d.verdict(); v.Overshoot > 0 {
+						t.Error(v)
+					}
+				})
+			})
+		}
+	}
+}
+
+// What was admitted before Redis was first heard is charged at the next chance, should Redis go away again before the key is asked for.
+func TestWhatWasAdmittedBeforeIsNotForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		limit := FixedWindow(100, time.Hour)
+		w := newWorld(model.Variant{}, time.Hour, 0)
+		d := &directed{t: t, w: w}
+		for i := range 2 {
+			x := &wire{w: w, fate: cutOff}
+			h, l := join(t, x, limit, ms(i*700), WithHeartbeat(simBeat), WithRemoteTimeout(simTimeout), WithSyncInterval(simSync), WithInstances(2), WithBreaker(quick), WithLocalShare(0))
+			d.hs, d.ls, d.wires = append(d.hs, h), append(d.ls, l), append(d.wires, x)
+		}
+		d.intoWindow(time.Hour, 5*time.Minute)
+		for i := range 2 {
+			if n := d.spend(i, 100); n != 50 {
+				t.Errorf("share of two: %d", n)
+			}
+		}
+		for i, x := range d.wires {
+			x.setFate(nil)
+			until(t, "online", func() bool { return online(d.hs[i]) })
+		}
+		time.Sleep(5 * simBeat)
+		d.cutAll()
+		for i := range 2 {
+			until(t, "away", func() bool { return !online(d.hs[i]) })
+		}
+		time.Sleep(5 * time.Second)
+		for i := range 2 {
+			d.spend(i, 1)
+		}
+		for i, x := range d.wires {
+			x.setFate(nil)
+			until(t, "online", func() bool { return online(d.hs[i]) })
+		}
+		time.Sleep(5 * simBeat)
+		for _, l := range d.ls { // each makes contact and is charged, before anybody spends
+			_, _ = l.Peek(t.Context(), "k")
+		}
+		n := 100
+		for i := range 2 {
+			n += d.spend(i, 100)
+		}
+		if v := d.verdict(); v.Overshoot > 0 {
+			t.Errorf("%d admitted in one window: %v", n, v)
+		}
+	})
+}

@@ -219,8 +219,7 @@ func (d *domain) enqueueLocked(c *local.Cell) {
 	d.mu.Lock()
 	if d.m.away != 0 {
 		d.mu.Unlock()
-		// Nothing is sent during an outage. Whoever waits is answered here; what is to be reported waits in the cell.
-		giveUpLocked(c)
+		d.putOffLocked(c)
 		return
 	}
 	d.tickets++
@@ -264,13 +263,18 @@ func (d *domain) scheduleLocked(c *local.Cell, due int64) {
 // visitLocked looks at a cell that is due: what was spent is reported, what lies idle goes back, an exhausted window
 // that is asked for is polled. Caller holds c.Mu.
 func (d *domain) visitLocked(c *local.Cell, now int64) {
-	if c.Due == 0 || c.Due > now || c.Dead || c.Ticket != 0 || c.InFlight {
+	if c.Due == 0 || c.Due > now || c.Dead && c.Retired == 0 || c.Ticket != 0 || c.InFlight {
 		return
 	}
 	c.Due = 0
 	d = d.h.domainOf(c) // its key may live elsewhere by now
 	have := c.Tokens()
 	if c.Refund != 0 || c.ChargeCold > 0 {
+		d.enqueueLocked(c)
+		return
+	}
+	if c.Dead {
+		c.Return = true
 		d.enqueueLocked(c)
 		return
 	}
@@ -417,6 +421,7 @@ func (d *domain) board(b batch) *flight {
 	d.queued -= len(f.places)
 	f.fence = min(d.m.clock.fence(now, d.h.cfg.remoteTimeout), d.m.view.Now+shrink(int64(d.h.viewFor()))/1000)
 	f.dark = d.m.view.Darkness
+	f.change = d.m.change
 	f.rtt, f.rttWorst = d.rtt, d.rttWorst
 	f.wentAway = d.m.backFrom
 	if d.m.backIn == f.dark.Episode {
@@ -426,21 +431,30 @@ func (d *domain) board(b batch) *flight {
 	return f
 }
 
-// giveUpLocked answers the callers that wait for c. A refund is not kept: it would be credited later than it was given.
-// Caller holds c.Mu.
-func giveUpLocked(c *local.Cell) {
+// putOffLocked is what becomes in an outage of a cell that was to be settled: nothing is sent. Whoever waits is answered; a lease that can still
+// be returned, and an exhausted window that was polled, are looked at again until Redis is back. A refund is not kept: it would be credited
+// later than it was given. Caller holds c.Mu.
+func (d *domain) putOffLocked(c *local.Cell) {
 	if c.Refund > 0 {
 		c.Refund = 0
 	}
 	answerLocked(c, local.Outcome{Down: true})
+	if c.Dead {
+		c.Retired += c.Clear()
+	}
+	now := d.h.now()
+	lease := c.Slot != 0 && !c.Unknown && now <= c.Deadline() && (c.Base > 0 || c.Retired > 0)
+	if lease || !c.Dead && c.DeniedUntil() > now && c.Out > 0 {
+		d.scheduleLocked(c, now+int64(d.h.cfg.heartbeat))
+	}
 }
 
-// giveUp answers the callers of cells that will not be sent.
-func (d *domain) giveUp(places []place) {
+// putOff is putOffLocked for cells that will not be sent.
+func (d *domain) putOff(places []place) {
 	for _, p := range places {
 		p.c.Mu.Lock()
 		if p.leaveLocked() {
-			giveUpLocked(p.c)
+			d.putOffLocked(p.c)
 		}
 		p.c.Mu.Unlock()
 	}

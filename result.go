@@ -54,7 +54,8 @@ type Result struct {
 
 	// RetryAfter is 0 when the check was allowed. Otherwise, waiting exactly this long is enough if nobody else
 	// spends meanwhile; it is Never when the cost can never pass. With Source Fallback, and while Redis keeps the shares of
-	// missing instances aside, it is a time to ask again: nothing is promised for then.
+	// missing instances aside, it is a time to ask again: nothing is promised for then. Nor is it for a cost in a sliding window or log that is
+	// larger than the one whose denial answers it.
 	RetryAfter time.Duration
 
 	// ResetAfter is the time until the key is full again if nothing more is spent.

@@ -59,6 +59,7 @@ func (h *Hybrid) idle(c *local.Cell) local.Fate {
 		return local.Keep
 	}
 	c.Dead = true
+	l.denied.Add(c.TakeDeniedDemand())
 	h.leased.Add(-c.Counted) // of a lease that ended while nothing could be told of it
 	c.Counted = 0
 	h.forgetBackLocked(c) // its darkness may be remembered for longer yet
@@ -123,6 +124,7 @@ func (h *Hybrid) evict(c *local.Cell) bool {
 		return false
 	}
 	c.Dead = true
+	h.limiter(c.Owner).denied.Add(c.TakeDeniedDemand())
 	h.leased.Add(-c.Counted)
 	c.Counted = 0
 	if h.client == nil {

@@ -345,3 +345,16 @@ func TestANewPeriodReachesAMemoThatIsRestored(t *testing.T) {
 		})
 	}
 }
+
+// Denials that were answered in process count, also of a key that is let go.
+func TestDenialsOfKeysLetGoAreCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDirected(t, 1, TokenBucket(10, 10*time.Second), model.Variant{}, WithLocalShare(0))
+		defer d.close()
+		denied := int64(1000 - d.spend(0, 1000))
+		time.Sleep(5 * time.Minute)
+		if n := d.ls[0].Stats().Denied; n != denied {
+			t.Errorf("%d were denied, %d are counted five minutes later; %d keys", denied, n, d.hs[0].Stats().Keys)
+		}
+	})
+}

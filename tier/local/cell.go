@@ -79,7 +79,9 @@ type Settlement struct {
 	outage     *Outage
 	ChargeCold int64 // admitted without asking, to be charged
 	ColdUsed   int64 // admitted by ColdAdmit so far
-	Landed     int64 // flights that came back
+	Landed     int64 // flights that came back,
+	Lost       int64 // of them those of which nobody knows whether they ran
+	Resets     int64 // and those that are known to have reset the key
 }
 
 // Outage is what a cell keeps of an outage besides the share's count.
@@ -109,9 +111,10 @@ func (s *Settlement) BackSent() int64 {
 
 // A Waiter is a caller that waits for an exchange of its key.
 type Waiter struct {
-	N    int64        // 0: for the exchange itself, not for tokens
-	Left int64        // when it stops waiting
-	Done chan Outcome // buffered, so that answering never blocks
+	N     int64        // 0: for the exchange itself, not for tokens
+	Left  int64        // when it stops waiting
+	Again bool         // it has been asked for once
+	Done  chan Outcome // buffered, so that answering never blocks
 }
 
 // Outcome answers a Waiter.
@@ -302,19 +305,28 @@ func (o *Own) roll(at int64) {
 // use.
 type Flow struct{ next atomic.Int64 }
 
+// farthest is the last place in a queue, in ns: 36 years.
+const farthest = 1 << 60
+
 // Place takes the places of n tokens that are step ns apart and returns how long after now the first is due, 0 when it is
 // overdue. A queue of more than decades counts as that long.
 func (f *Flow) Place(now, n, step int64) int64 {
-	const far = 1 << 60 // 36 years
-	length := int64(far)
-	if step == 0 || n < far/step {
+	length := int64(farthest)
+	if step == 0 || n < farthest/step {
 		length = n * step
 	}
 	for {
 		next := f.next.Load()
-		if f.next.CompareAndSwap(next, min(next+length, far)) {
+		if f.next.CompareAndSwap(next, min(next+length, farthest)) {
 			return max(0, next-now)
 		}
+	}
+}
+
+// Back gives the places of n tokens back, the last ones that were taken: whoever has them shares them with the next to come.
+func (f *Flow) Back(n, step int64) {
+	if step == 0 || n < farthest/step {
+		f.next.Add(-n * step)
 	}
 }
 
