@@ -13,7 +13,7 @@ import (
 	"github.com/tierlimit/tierlimit/httplimit"
 )
 
-// Gin is m for gin: for Use, or before the handlers of one route. It tells Route which pattern has matched.
+// Gin is m for gin, for a group of routes or before the handlers of one. It tells Route which pattern has matched.
 func Gin(m *httplimit.Middleware) gin.HandlerFunc {
 	return func(c *gin.Context) {
 		passed := false
@@ -53,7 +53,8 @@ func ServeMux(m *httplimit.Middleware, h Handlers) http.Handler {
 	return mux
 }
 
-// Chi has m in With, which runs behind the router; in Use it would run before, where there is no pattern yet.
+// Chi has m in With, which runs behind the router. In Use it would run before, where there is no pattern yet; with a Key that needs none
+// it can stand there.
 func Chi(m *httplimit.Middleware, h Handlers) http.Handler {
 	r := chi.NewRouter()
 	limited := r.With(m.Handler)
@@ -62,30 +63,30 @@ func Chi(m *httplimit.Middleware, h Handlers) http.Handler {
 	return r
 }
 
-// GinEngine has m in Use: gin's middlewares run behind the router.
+// GinEngine has m in a group. In Use of the engine it would run for paths that match no route too, which have no pattern.
 func GinEngine(m *httplimit.Middleware, h Handlers) http.Handler {
 	gin.SetMode(gin.ReleaseMode)
 	r := gin.New()
-	r.Use(Gin(m))
-	r.GET("/items/:id", gin.WrapF(h.Item))
-	r.Any("/search", gin.WrapF(h.Search))
+	limited := r.Group("/", Gin(m))
+	limited.GET("/items/:id", gin.WrapF(h.Item))
+	limited.Any("/search", gin.WrapF(h.Search))
 	return r
 }
 
-// Echo has m in Use: so do echo's, and v5 sets the pattern itself.
+// Echo has m at each route, for the same reason. v5 sets the pattern itself.
 func Echo(m *httplimit.Middleware, h Handlers) http.Handler {
 	e := echo.New()
-	e.Use(echo.WrapMiddleware(m.Handler))
-	e.GET("/items/:id", echo.WrapHandler(h.Item))
-	e.Any("/search", echo.WrapHandler(h.Search))
+	limited := echo.WrapMiddleware(m.Handler)
+	e.GET("/items/:id", echo.WrapHandler(h.Item), limited)
+	e.Any("/search", echo.WrapHandler(h.Search), limited)
 	return e
 }
 
 // EchoV4Router is Echo for v4.
 func EchoV4Router(m *httplimit.Middleware, h Handlers) http.Handler {
 	e := echov4.New()
-	e.Use(EchoV4(m))
-	e.GET("/items/:id", echov4.WrapHandler(h.Item))
-	e.Any("/search", echov4.WrapHandler(h.Search))
+	limited := EchoV4(m)
+	e.GET("/items/:id", echov4.WrapHandler(h.Item), limited)
+	e.Any("/search", echov4.WrapHandler(h.Search), limited)
 	return e
 }

@@ -157,6 +157,10 @@ func TestRouters(t *testing.T) {
 					t.Errorf("%s /search has %v left, want 2", method, r)
 				}
 			}
+			// What no route serves is the router's to answer.
+			if res, _ := do(t, s, http.MethodGet, "/nothing"); res.StatusCode != http.StatusNotFound {
+				t.Errorf("a path without a route got %d", res.StatusCode)
+			}
 			if s := m.Stats(); s.Allowed != 5 || s.Denied != 1 || s.MissingKeys != 0 {
 				t.Errorf("counted %+v", s)
 			}
