@@ -113,9 +113,6 @@ func New(l *tierlimit.Limiter, key Key, opts ...Option) (*Middleware, error) {
 	if err := errors.Join(append(faults, cfg.faults(l)...)...); err != nil {
 		return nil, err
 	}
-	if cfg.missingStatus == 0 {
-		cfg.missingStatus = defaultMissingStatus
-	}
 	m := &Middleware{limiter: l, key: key, cfg: cfg, headers: newHeaders(l, &cfg)}
 	if !cfg.noBody {
 		for reason := ReasonLimit; reason <= ReasonError; reason++ {

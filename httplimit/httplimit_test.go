@@ -83,6 +83,8 @@ func TestHeaders(t *testing.T) {
 			want: map[string]string{policy: `"api";q=999999999999999;w=86400`, state: `"api";r=999999999999999;t=1`}},
 		{name: "a time to fill beyond any integer", limit: tierlimit.TokenBucket(1, 24*time.Hour).WithBurst(1e15), status: 200,
 			want: map[string]string{policy: `"api";q=999999999999999`}},
+		{name: "a time to fill a hair above a second", limit: tierlimit.TokenBucket(1e15-1, time.Second).WithBurst(1e15), status: 200,
+			want: map[string]string{policy: `"api";q=999999999999999`}},
 		{name: "a window", limit: tierlimit.SlidingLog(5, time.Minute), before: 1, sleep: 10 * time.Second, status: 200,
 			want: map[string]string{policy: `"api";q=5;w=60`, state: `"api";r=3;t=60`}},
 		{name: "denied", limit: tierlimit.TokenBucket(2, 10*time.Second), before: 2, status: 429,
@@ -385,6 +387,15 @@ func TestMissingKeys(t *testing.T) {
 	}
 }
 
+// A key of no bytes is none, and so shares nothing with the common key.
+func TestEmptyKey(t *testing.T) {
+	_, l := local(t, tierlimit.TokenBucket(1, time.Hour))
+	m := middleware(t, l, httplimit.KeyFunc(func(*http.Request) (string, bool) { return "", true }))
+	if res := serve(m.Handler(ok), request("")); res.StatusCode != 400 || m.Stats().MissingKeys != 1 {
+		t.Errorf("got %d, %+v", res.StatusCode, m.Stats())
+	}
+}
+
 func TestSkip(t *testing.T) {
 	_, l := local(t, tierlimit.TokenBucket(0, time.Hour))
 	m := middleware(t, l, fixed(""), httplimit.WithSkip(func(r *http.Request) bool { return r.Method == http.MethodOptions }))
@@ -437,7 +448,7 @@ func TestFaults(t *testing.T) {
 		{"ranges", l, []httplimit.Option{httplimit.WithMissingKey(4), httplimit.WithErrorStatus(200), httplimit.WithQuotaUnit(""), httplimit.WithPartitionKey([]byte("short"))},
 			[]string{"unknown MissingKey 4", "WithErrorStatus is 200", "WithQuotaUnit", "a secret of 5 bytes"}},
 		{"no secret", l, []httplimit.Option{httplimit.WithPartitionKey(nil)}, []string{"a secret of 0 bytes"}},
-		{"statuses", l, []httplimit.Option{httplimit.WithMissingStatus(0), httplimit.WithErrorStatus(0)}, []string{"WithMissingStatus", "WithErrorStatus is 0"}},
+		{"statuses", l, []httplimit.Option{httplimit.WithMissingStatus(0), httplimit.WithErrorStatus(0)}, []string{"WithMissingStatus is 0", "WithErrorStatus is 0"}},
 		{"a status of no use", l, []httplimit.Option{httplimit.WithMissingKey(httplimit.MissingCommon), httplimit.WithMissingStatus(403)}, []string{"never sent under the policy common"}},
 		{"a unit out of ASCII", l, []httplimit.Option{httplimit.WithQuotaUnit("b\n")}, []string{"WithQuotaUnit"}},
 		{"a unit too long", l, []httplimit.Option{httplimit.WithQuotaUnit(strings.Repeat("b", 65))}, []string{"WithQuotaUnit"}},

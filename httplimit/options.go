@@ -46,7 +46,8 @@ type config struct {
 	skip          func(*http.Request) bool
 	deny          func(http.ResponseWriter, *http.Request, Denial)
 	missing       MissingKey
-	missingStatus int // 0: not set
+	missingStatus int
+	missingSet    bool // by WithMissingStatus
 	errorStatus   int
 	noBody        bool
 	noHeaders     bool
@@ -61,14 +62,14 @@ type config struct {
 }
 
 const (
-	defaultMissingStatus = http.StatusBadRequest
-	minSecret            = 16
-	maxUnit              = 64
-	maxWait              = time.Hour
+	minSecret = 16
+	maxUnit   = 64
+	maxWait   = time.Hour
 )
 
+// defaults is the one place where defaults live.
 func defaults() config {
-	return config{missing: MissingDeny, errorStatus: http.StatusServiceUnavailable}
+	return config{missing: MissingDeny, missingStatus: http.StatusBadRequest, errorStatus: http.StatusServiceUnavailable}
 }
 
 // faults returns every fault of c, each wrapping tierlimit.ErrConfig.
@@ -78,13 +79,11 @@ func (c *config) faults(l *tierlimit.Limiter) []error {
 	if c.missing < MissingDeny || c.missing > MissingAllow {
 		fault("unknown MissingKey %d", uint8(c.missing))
 	}
-	if s := c.missingStatus; s != 0 {
-		if s < 400 || s > 599 {
-			fault("WithMissingStatus is %d, want 400 to 599", s)
-		}
-		if c.missing != MissingDeny {
-			fault("WithMissingStatus is never sent under the policy %v", c.missing)
-		}
+	if c.missingStatus < 400 || c.missingStatus > 599 {
+		fault("WithMissingStatus is %d, want 400 to 599", c.missingStatus)
+	}
+	if c.missingSet && c.missing != MissingDeny {
+		fault("WithMissingStatus is never sent under the policy %v", c.missing)
 	}
 	if c.errorStatus < 400 || c.errorStatus > 599 {
 		fault("WithErrorStatus is %d, want 400 to 599", c.errorStatus)
@@ -139,11 +138,7 @@ func WithMissingKey(p MissingKey) Option { return option(func(c *config) { c.mis
 // WithMissingStatus sets what MissingDeny answers, 400 to 599; default 400: to send the same request again would not help, which is what 429
 // asks for.
 func WithMissingStatus(status int) Option {
-	return option(func(c *config) {
-		if c.missingStatus = status; status == 0 {
-			c.missingStatus = -1 // out of range, and not the default
-		}
-	})
+	return option(func(c *config) { c.missingStatus, c.missingSet = status, true })
 }
 
 // WithErrorStatus sets what is answered where the limiter returns an error, 400 to 599; default 503. Those are a limiter that is closed,
