@@ -56,6 +56,7 @@ func TestClientIP(t *testing.T) {
 		{"a proxy given as an address", proxied, request("192.168.7.7:1", xff+"198.51.100.1"), "198.51.100.1"},
 		{"a neighbour of it is not", proxied, request("192.168.7.8:1", xff+"198.51.100.1"), "192.168.7.8"},
 		{"a proxy over IPv6", proxied, request("[2001:db8:f::1]:1", xff+"198.51.100.1"), "198.51.100.1"},
+		{"a proxy with a zone", []httplimit.ClientIPOption{httplimit.TrustedProxies("fe80::/10")}, request("[fe80::1%eth0]:1", xff+"198.51.100.1"), "198.51.100.1"},
 		{"a v4-mapped proxy", proxied, request("[::ffff:10.0.0.1]:1", xff+"198.51.100.1"), "198.51.100.1"},
 		{"a v4-mapped CIDR", []httplimit.ClientIPOption{httplimit.TrustedProxies("::ffff:10.0.0.0/104")}, request(peer, xff+"198.51.100.1"), "198.51.100.1"},
 		{"NAT64 makes no proxy", proxied, request("[64:ff9b::a00:1]:1", xff+"198.51.100.1"), "10.0.0.1"},
@@ -76,6 +77,7 @@ func TestClientIP(t *testing.T) {
 		{"an empty element is no address", proxied, request(peer, xff+"1.1.1.1,"), "10.0.0.1"},
 		{"an empty line is none either", proxied, request(peer, xff+"1.1.1.1", xff), "10.0.0.1"},
 		{"a port that is none", proxied, request(peer, xff+"198.51.100.1:x"), "10.0.0.1"},
+		{"a port of no digits", proxied, request(peer, xff+"198.51.100.1:"), "10.0.0.1"},
 		{"a port too long", proxied, request(peer, xff+"198.51.100.1:123456"), "10.0.0.1"},
 		{"an octet above 255", proxied, request(peer, xff+"198.51.100.256"), "10.0.0.1"},
 		{"leading zeros", proxied, request(peer, xff+"198.051.100.1"), "10.0.0.1"},
@@ -105,6 +107,7 @@ func TestClientIP(t *testing.T) {
 		{"pairs left out", rfc7239, request(peer, fwd+";for=198.51.100.1; ;"), "198.51.100.1"},
 		{"junk behind a value", rfc7239, request(peer, fwd+`for="198.51.100.1"x`), "10.0.0.1"},
 		{"no pair", rfc7239, request(peer, fwd+"198.51.100.1"), "10.0.0.1"},
+		{"a quote that is not closed", rfc7239, request(peer, fwd+`for="198.51.100.1`), "10.0.0.1"},
 		{"a value left out", rfc7239, request(peer, fwd+"for="), "10.0.0.1"},
 		{"a name left out", rfc7239, request(peer, fwd+"=198.51.100.1"), "10.0.0.1"},
 	} {

@@ -209,6 +209,32 @@ func TestPartitionKey(t *testing.T) {
 	}
 }
 
+// What one request leaves behind does not change the partition key of the next.
+func TestPartitionKeysInTurn(t *testing.T) {
+	_, l := local(t, tierlimit.TokenBucket(100, time.Second))
+	h := middleware(t, l, httplimit.Header("X-Key"), httplimit.WithPartitionKey([]byte("0123456789abcdef"))).Handler(ok)
+	seen := map[string]string{}
+	for i := range 30 {
+		key := strings.Repeat("k", 1+i%3*3000)
+		_, pk, _ := strings.Cut(header(serve(h, request("", "X-Key: "+key)), "RateLimit"), ";pk=")
+		if before, again := seen[key]; again && before != pk {
+			t.Fatalf("a key had %s and then %s", before, pk)
+		}
+		seen[key] = pk
+	}
+}
+
+// Without a handler what is admitted goes to http.DefaultServeMux, which has none of the patterns here.
+func TestNilHandler(t *testing.T) {
+	_, l := local(t, tierlimit.TokenBucket(1, time.Hour))
+	h := middleware(t, l, fixed("k")).Handler(nil)
+	for i, want := range []int{404, 429} {
+		if res := serve(h, request("")); res.StatusCode != want {
+			t.Errorf("request %d got %d, want %d", i, res.StatusCode, want)
+		}
+	}
+}
+
 // Of limiters in a row each is told, and the one that denies denies for all.
 func TestInARow(t *testing.T) {
 	h, l := local(t, tierlimit.TokenBucket(10, 10*time.Second))
