@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"slices"
 	"sync/atomic"
 
 	"google.golang.org/grpc"
@@ -50,8 +51,8 @@ func (i *Interceptor) StreamClientInterceptor() grpc.StreamClientInterceptor {
 		}
 		// Who is told by SendMsg that a stream has ended need not do more to free it, so a denial has to.
 		s.ctx, s.cancel = context.WithCancel(ctx)
-		// Capped: the slice is the caller's.
-		stream, err := streamer(s.ctx, desc, cc, method, append(opts[:len(opts):len(opts)], grpc.OnFinish(s.finish))...)
+		// Clipped: the slice is the caller's.
+		stream, err := streamer(s.ctx, desc, cc, method, append(slices.Clip(opts), grpc.OnFinish(s.finish))...)
 		if err != nil {
 			s.finish(err) // an interceptor further in may have ended the call before gRPC knew of it
 			return nil, err

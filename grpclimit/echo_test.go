@@ -2,6 +2,7 @@ package grpclimit_test
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"sync/atomic"
@@ -81,11 +82,9 @@ func (e *echo) desc() *grpc.ServiceDesc {
 func echoAll(ss grpc.ServerStream) error {
 	for {
 		m := new(wrapperspb.StringValue)
-		switch err := ss.RecvMsg(m); err {
-		case nil:
-		case io.EOF:
+		if err := ss.RecvMsg(m); errors.Is(err, io.EOF) {
 			return nil
-		default:
+		} else if err != nil {
 			return err
 		}
 		if err := ss.SendMsg(m); err != nil {
@@ -164,7 +163,7 @@ func open(ctx context.Context, conn *grpc.ClientConn, method string) (grpc.Clien
 
 // exchange sends a message and waits for the one that comes back.
 func exchange(stream grpc.ClientStream, text string) error {
-	if err := stream.SendMsg(wrapperspb.String(text)); err != nil && err != io.EOF { // of which RecvMsg has the status
+	if err := stream.SendMsg(wrapperspb.String(text)); err != nil && !errors.Is(err, io.EOF) { // of which RecvMsg has the status
 		return err
 	}
 	return stream.RecvMsg(new(wrapperspb.StringValue))

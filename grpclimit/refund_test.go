@@ -55,6 +55,34 @@ func TestRefundByTheHandler(t *testing.T) {
 	}
 }
 
+// A stream gives its opening back, not its messages, and does so after its handler has returned, too.
+func TestRefundOfAStream(t *testing.T) {
+	l := hourly(t, 10)
+	i := interceptor(t, l, grpclimit.Everyone(), grpclimit.WithStreams(all))
+	contexts := make(chan context.Context, 1)
+	e := &echo{chat: func(ss grpc.ServerStream) error {
+		contexts <- ss.Context()
+		return echoAll(ss)
+	}}
+	stream, err := open(t.Context(), limited(t, e, i), chat)
+	if err == nil {
+		err = exchange(stream, "x")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream.CloseSend()
+	if err := stream.RecvMsg(new(wrapperspb.StringValue)); !errors.Is(err, io.EOF) {
+		t.Fatal(err)
+	}
+	ctx := <-contexts
+	for range 2 { // once is enough
+		if err := grpclimit.Refund(ctx); err != nil || left(t, l) != 8 {
+			t.Fatalf("%v, %d are left, want 8", err, left(t, l))
+		}
+	}
+}
+
 // Every interceptor on the way gives back what it charged, each to its own limiter; a context of no call is none of their business.
 func TestRefundThroughSeveralInterceptors(t *testing.T) {
 	outer, inner := hourly(t, 10), hourly(t, 10)
@@ -153,7 +181,7 @@ func TestRefundOnCodes(t *testing.T) {
 						if err := exchange(stream, tc.text); err != nil {
 							t.Fatal(err)
 						}
-						if err := stream.RecvMsg(new(wrapperspb.StringValue)); (err == io.EOF) != (tc.text == "ok") {
+						if err := stream.RecvMsg(new(wrapperspb.StringValue)); errors.Is(err, io.EOF) != (tc.text == "ok") {
 							t.Fatal(err)
 						}
 					}

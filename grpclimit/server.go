@@ -15,7 +15,7 @@ import (
 )
 
 // UnaryServerInterceptor counts each unary call before its handler runs. Place it after what authenticates, if the key comes from
-// there, and before what is costly. A call that passes costs two allocations besides the key's.
+// there, and before what is costly. A call that passes costs one allocation besides the key's.
 func (i *Interceptor) UnaryServerInterceptor() grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		c := named(Call{FullMethod: info.FullMethod, Message: req})
@@ -115,8 +115,7 @@ func (s *serverStream) count(m any, at Moment) error {
 
 // keep makes err the refusal of a stream, unless there is one.
 func keep(at *atomic.Pointer[refusal], err error) error {
-	var r *refusal
-	if errors.As(err, &r) && !at.CompareAndSwap(nil, r) {
+	if r, ok := errors.AsType[*refusal](err); ok && !at.CompareAndSwap(nil, r) {
 		return at.Load()
 	}
 	return err
@@ -147,8 +146,11 @@ func (i *Interceptor) tell(ctx context.Context, r *rule, res tierlimit.Result, e
 
 // pushBack tells the retries of a client whose call was denied with err when to come again.
 func (i *Interceptor) pushBack(ctx context.Context, err error) {
-	var r *refusal
-	if !i.cfg.pushback || !errors.As(err, &r) || !errors.Is(r.cause, ErrDenied) {
+	if !i.cfg.pushback || err == nil {
+		return
+	}
+	r, ok := errors.AsType[*refusal](err)
+	if !ok || !errors.Is(r, ErrDenied) {
 		return
 	}
 	ms := int64(-1)

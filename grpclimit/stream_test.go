@@ -83,7 +83,7 @@ func TestStreamOpeningDenied(t *testing.T) {
 			t.Fatal(err)
 		}
 		stream.CloseSend()
-		if err := stream.RecvMsg(new(wrapperspb.StringValue)); err != io.EOF && status.Code(err) != want {
+		if err := stream.RecvMsg(new(wrapperspb.StringValue)); !errors.Is(err, io.EOF) && status.Code(err) != want {
 			t.Errorf("stream %d: got %v, want %v", n, err, want)
 		}
 	}
@@ -219,11 +219,9 @@ func TestClientDenialFreesTheStream(t *testing.T) {
 func TestClientCountsTheLastMessage(t *testing.T) {
 	e := &echo{chat: func(ss grpc.ServerStream) error {
 		for {
-			switch err := ss.RecvMsg(new(wrapperspb.StringValue)); err {
-			case nil:
-			case io.EOF:
+			if err := ss.RecvMsg(new(wrapperspb.StringValue)); errors.Is(err, io.EOF) {
 				return ss.SendMsg(wrapperspb.String("done"))
-			default:
+			} else if err != nil {
 				return err
 			}
 		}
@@ -352,7 +350,7 @@ func TestWaitOfAnEndedStream(t *testing.T) {
 		sent <- err
 	}()
 	wantCode(t, stream.RecvMsg(new(wrapperspb.StringValue)), codes.Aborted)
-	if err := <-sent; err != io.EOF {
+	if err := <-sent; !errors.Is(err, io.EOF) {
 		t.Errorf("got %v, want EOF", err)
 	}
 }
