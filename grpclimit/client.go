@@ -90,9 +90,6 @@ func (s *clientStream) finish(err error) {
 	if !s.over.CompareAndSwap(false, true) {
 		return
 	}
-	if r := s.refused.Load(); r != nil {
-		err = r // gRPC only saw it cancelled
-	}
 	if errors.Is(err, io.EOF) {
 		err = nil
 	}
@@ -145,6 +142,6 @@ func (s *clientStream) count(m any, at Moment) error {
 		return io.EOF // the stream ended during the wait; its status is RecvMsg's to tell
 	}
 	err = keep(&s.refused, err)
-	s.cancel()
+	s.finish(err) // before gRPC does, to which the stream is one that was cancelled
 	return err
 }

@@ -218,6 +218,18 @@ func ExampleInterceptor_StreamServerInterceptor() {
 	// ResourceExhausted
 }
 
+// A name misspelt is a method not limited.
+func ExampleInterceptor_CheckServer() {
+	i := must(grpclimit.New(grpclimit.Limits{"/test.Ecko/*": api(tierlimit.TokenBucket(1, time.Hour))}, grpclimit.Peer()))
+	s := grpc.NewServer()
+	e := &echo{}
+	s.RegisterService(e.desc(), e)
+	if err := i.CheckServer(s); err != nil {
+		fmt.Println(err)
+	}
+	// Output: tierlimit: invalid configuration: grpclimit: the server has no method that "/test.Ecko/*" fits
+}
+
 func ExampleInterceptor_Stats() {
 	i := must(grpclimit.New(grpclimit.Limits{"*": api(tierlimit.TokenBucket(1, time.Hour))}, grpclimit.Metadata("x-api-key")))
 	for _, key := range []string{"a", "a", "b", ""} {

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync/atomic"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
 
 	"github.com/tierlimit/tierlimit"
@@ -26,13 +27,15 @@ type Interceptor struct {
 	key   Key
 	rules table[*rule]
 
+	patterns map[string]bool // of the limits and of what is skipped, for CheckServer
+
 	allowed, denied, missing, unlimited, failed, refunded, refundsLost atomic.Int64
 }
 
 // New returns an Interceptor that counts calls by key under limits. Every fault (no limits, a pattern of another form, a nil
 // Limiter or Key, an option out of range) is listed in one error that wraps tierlimit.ErrConfig; nothing panics.
 func New(limits Limits, key Key, opts ...Option) (*Interceptor, error) {
-	i := &Interceptor{cfg: defaults(), key: key}
+	i := &Interceptor{cfg: defaults(), key: key, patterns: map[string]bool{}}
 	var wrong []string
 	if len(limits) == 0 {
 		wrong = append(wrong, "no limits")
@@ -46,6 +49,7 @@ func New(limits Limits, key Key, opts ...Option) (*Interceptor, error) {
 		if w := i.rules.add(pattern, newRule(l)); w != "" {
 			wrong = append(wrong, w)
 		}
+		i.patterns[pattern] = true
 	}
 	wrong = append(wrong, keyFaults(key)...)
 	for _, o := range opts {
@@ -56,6 +60,9 @@ func New(limits Limits, key Key, opts ...Option) (*Interceptor, error) {
 		o.apply(&i.cfg)
 	}
 	wrong = append(wrong, i.cfg.faults()...)
+	for _, pattern := range i.cfg.skipped {
+		i.patterns[pattern] = true
+	}
 	if len(wrong) > 0 {
 		faults := make([]error, len(wrong))
 		for n, w := range wrong {
@@ -64,6 +71,33 @@ func New(limits Limits, key Key, opts ...Option) (*Interceptor, error) {
 		return nil, errors.Join(faults...)
 	}
 	return i, nil
+}
+
+// CheckServer returns an error that wraps tierlimit.ErrConfig and lists each pattern of Limits and WithSkipMethods that fits no method of s: a
+// name misspelt is a method not limited. Call it when all services are registered; s is a *grpc.Server, or what stands in for one. A nil s
+// has no methods.
+func (i *Interceptor) CheckServer(s interface {
+	GetServiceInfo() map[string]grpc.ServiceInfo
+}) error {
+	var info map[string]grpc.ServiceInfo
+	if server, ok := s.(*grpc.Server); s != nil && (!ok || server != nil) {
+		info = s.GetServiceInfo()
+	}
+	methods := map[string]bool{}
+	for service, of := range info {
+		for _, m := range of.Methods {
+			methods[service+"/"+m.Name] = true
+		}
+	}
+	var faults []error
+	for _, pattern := range slices.Sorted(maps.Keys(i.patterns)) {
+		name := strings.TrimPrefix(pattern, "/")
+		service, whole := strings.CutSuffix(name, "/*")
+		if _, found := info[service]; pattern != "*" && !(whole && found) && !methods[name] {
+			faults = append(faults, fmt.Errorf("%w: grpclimit: the server has no method that %q fits", tierlimit.ErrConfig, pattern))
+		}
+	}
+	return errors.Join(faults...)
 }
 
 // Stats counts moments: unary calls, openings of streams, and messages where WithStreams counts them. Each is in one of Allowed,

@@ -80,7 +80,8 @@ func (everyoneKey) Key(context.Context, Call) (string, bool) { return "everyone"
 
 type methodKey struct{}
 
-// Method counts each method apart, whoever calls: the key is Call.FullMethod. It is never missing.
+// Method counts each method apart, whoever calls: the key is Call.FullMethod. It is never missing. Behind a grpc.UnknownServiceHandler
+// callers make names up, each of which is a key of its own.
 func Method() Key { return methodKey{} }
 
 func (methodKey) Key(_ context.Context, c Call) (string, bool) { return c.FullMethod, true }

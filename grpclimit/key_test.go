@@ -123,6 +123,7 @@ func TestKeys(t *testing.T) {
 		{"forwarded, a lie to the left", grpclimit.Peer(proxies), from(tcp("10.0.0.1:5"), nil, "x-forwarded-for", "203.0.113.1, 192.0.2.1"), server, "192.0.2.1"},
 		{"forwarded by two", grpclimit.Peer(proxies), from(tcp("10.0.0.1:5"), nil, "x-forwarded-for", "203.0.113.1,192.0.2.1, 172.16.3.4"), server, "192.0.2.1"},
 		{"forwarded in several lines", grpclimit.Peer(proxies), from(tcp("[fd00::1]:5"), nil, "x-forwarded-for", "203.0.113.1, 192.0.2.1", "x-forwarded-for", "10.9.9.9"), server, "192.0.2.1"},
+		{"forwarded, a lie in a line above", grpclimit.Peer(proxies), from(tcp("10.0.0.1:5"), nil, "x-forwarded-for", "203.0.113.1", "x-forwarded-for", "192.0.2.1"), server, "192.0.2.1"},
 		{"forwarded with a port", grpclimit.Peer(proxies), from(tcp("[::ffff:10.0.0.1]:5"), nil, "x-forwarded-for", "[2001:db8::1]:80"), server, "2001:db8::/64"},
 		{"forwarded, only proxies", grpclimit.Peer(proxies), from(tcp("10.0.0.1:5"), nil, "x-forwarded-for", "10.0.0.3, 10.0.0.2"), server, "10.0.0.3"},
 		{"forwarded, garbled", grpclimit.Peer(proxies), from(tcp("10.0.0.1:5"), nil, "x-forwarded-for", "192.0.2.1, unknown"), server, none},

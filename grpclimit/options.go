@@ -48,6 +48,7 @@ type config struct {
 	cost      func(context.Context, Call) int64
 	skip      []func(context.Context, Call) bool
 	unlimited table[struct{}]
+	skipped   []string // the patterns of unlimited
 	streams   Moment
 	wait      Moment
 	refundOn  map[codes.Code]bool
@@ -118,6 +119,7 @@ func WithSkipMethods(patterns ...string) Option {
 		if len(patterns) == 0 {
 			c.fault("WithSkipMethods without a pattern")
 		}
+		c.skipped = append(c.skipped, patterns...)
 		for _, p := range patterns {
 			if wrong := c.unlimited.add(p, struct{}{}); wrong != "" {
 				c.fault("WithSkipMethods: %s", wrong)

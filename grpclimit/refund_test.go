@@ -5,7 +5,9 @@ import (
 	"errors"
 	"io"
 	"testing"
+	"time"
 
+	"github.com/redis/go-redis/v9"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -13,6 +15,7 @@ import (
 
 	"github.com/tierlimit/tierlimit"
 	"github.com/tierlimit/tierlimit/grpclimit"
+	"github.com/tierlimit/tierlimit/internal/redistest"
 )
 
 // left is how many tokens everyone has left.
@@ -214,16 +217,54 @@ func TestRefundOfAStreamThatNeverOpened(t *testing.T) {
 	}
 }
 
-// The answer of a refunded call that its caller gave up does not come too late for the refund.
+// A client's stream that its own limit ended gives its opening back, if denials do.
+func TestRefundOfAStreamDeniedHere(t *testing.T) {
+	l := hourly(t, 2)
+	i := interceptor(t, l, grpclimit.Everyone(), grpclimit.WithStreams(grpclimit.Opening|grpclimit.Sent), grpclimit.WithRefundOn(codes.ResourceExhausted))
+	stream, err := open(t.Context(), serve(t, &echo{}, nil, dialOptions(i)...), chat)
+	if err == nil {
+		err = stream.SendMsg(wrapperspb.String("x"))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.SendMsg(wrapperspb.String("x")); !errors.Is(err, grpclimit.ErrDenied) || left(t, l) != 1 {
+		t.Errorf("%v, %d are left, want 1", err, left(t, l))
+	}
+}
+
+// A call that its caller gave up is refunded all the same, even if that takes an exchange with Redis.
 func TestRefundOfACallThatWasGivenUp(t *testing.T) {
-	l := hourly(t, 10)
-	i := interceptor(t, l, grpclimit.Everyone(), grpclimit.WithRefundOn(codes.Canceled))
-	ctx, cancel := context.WithCancel(t.Context())
-	_, err := i.UnaryServerInterceptor()(ctx, nil, &grpc.UnaryServerInfo{FullMethod: say}, func(ctx context.Context, _ any) (any, error) {
-		cancel()
-		return nil, ctx.Err()
+	rdb := redis.NewClient(&redis.Options{Addr: redistest.Start(t).Addr(), ContextTimeoutEnabled: true, DialerRetries: 1})
+	h, err := tierlimit.New(rdb, tierlimit.WithRemoteTimeout(900*time.Millisecond), tierlimit.WithLocalShare(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		h.Close(context.Background())
+		rdb.Close()
 	})
-	if !errors.Is(err, context.Canceled) || left(t, l) != 10 {
-		t.Errorf("got %v, %d are left, want 10", err, left(t, l))
+	l, err := h.Limiter("api", tierlimit.TokenBucket(10, 24*time.Hour))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, side := range []string{"server", "client"} {
+		i := interceptor(t, l, grpclimit.Everyone(), grpclimit.WithRefundOn(codes.Canceled))
+		ctx, cancel := context.WithCancel(t.Context())
+		if side == "server" {
+			_, err = i.UnaryServerInterceptor()(ctx, nil, &grpc.UnaryServerInfo{FullMethod: say}, func(ctx context.Context, _ any) (any, error) {
+				cancel()
+				return nil, ctx.Err()
+			})
+		} else {
+			err = i.UnaryClientInterceptor()(ctx, say, nil, nil, nil, func(ctx context.Context, _ string, _, _ any, _ *grpc.ClientConn, _ ...grpc.CallOption) error {
+				cancel()
+				return status.FromContextError(ctx.Err()).Err()
+			})
+		}
+		if got := left(t, l); err == nil || got != 10 || i.Stats().Refunded != 1 {
+			t.Errorf("%s: %v, %d are left, want 10; %+v", side, err, got, i.Stats())
+		}
+		cancel()
 	}
 }

@@ -339,6 +339,49 @@ func TestSkip(t *testing.T) {
 	}
 }
 
+// A pattern that no method of the server fits is named.
+func TestCheckServer(t *testing.T) {
+	l := hourly(t, 1)
+	s := grpc.NewServer()
+	e := &echo{}
+	s.RegisterService(e.desc(), e)
+	for _, tc := range []struct {
+		limits grpclimit.Limits
+		skip   string
+		want   []string
+	}{
+		{grpclimit.Limits{"*": l, "/test.Echo/*": l, say: l, chat: l}, list, nil},
+		{grpclimit.Limits{"/test.Echo/say": l, "/test.Ech/*": l, "/Echo/Say": l, say: l}, "/grpc.health.v1.Health/*", []string{`"/Echo/Say"`, `"/grpc.health.v1.Health/*"`, `"/test.Ech/*"`, `"/test.Echo/say"`}},
+	} {
+		i, err := grpclimit.New(tc.limits, grpclimit.Everyone(), grpclimit.WithSkipMethods(tc.skip))
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = i.CheckServer(s)
+		if len(tc.want) == 0 {
+			if err != nil {
+				t.Error(err)
+			}
+			continue
+		}
+		lines := strings.Split(fmt.Sprint(err), "\n")
+		if len(lines) != len(tc.want) || !errors.Is(err, tierlimit.ErrConfig) {
+			t.Fatalf("got %v, want %q", err, tc.want)
+		}
+		for n, want := range tc.want {
+			if !strings.Contains(lines[n], want) {
+				t.Errorf("fault %d is %q, want %s", n, lines[n], want)
+			}
+		}
+	}
+	i := interceptor(t, l, grpclimit.Everyone(), grpclimit.WithSkipMethods(say))
+	for _, err := range []error{i.CheckServer(nil), i.CheckServer((*grpc.Server)(nil))} {
+		if !errors.Is(err, tierlimit.ErrConfig) {
+			t.Errorf("a nil server: %v", err)
+		}
+	}
+}
+
 func TestMissing(t *testing.T) {
 	for _, tc := range []struct {
 		policy grpclimit.Missing
