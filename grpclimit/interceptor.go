@@ -109,7 +109,7 @@ type Stats struct {
 	Failed    int64 // ended since a Limiter returned an error: closed, the context done, a negative cost
 
 	Missing     int64 // had no key, whatever became of them; among the above
-	Refunded    int64 // given back, among Allowed
+	Refunded    int64 // given back, among Allowed; lost all the same where Redis is out of reach, of which Limiter.Refund has no error
 	RefundsLost int64 // not given back, since the Limiter returned an error
 }
 

@@ -189,8 +189,8 @@ func (c *chargedContext) settle(err error) {
 // Refund gives back what the call cost that ctx, a server handler's context, belongs to: what every Interceptor on its way charged, of a
 // stream for its opening. It does so once: called again, and for a call that cost nothing, it does nothing and returns nil.
 //
-// It may wait for Redis, and loses the refund when ctx ends, as Limiter.Refund says; errors are Limiter.Refund's, joined. After the
-// handler has returned it still works.
+// It may wait for Redis, and the refund is lost when ctx ends before that, as Limiter.Refund says: give it a context.WithoutCancel(ctx) where
+// the caller may have left, and after the handler has returned. Errors are Limiter.Refund's, joined.
 func Refund(ctx context.Context) error {
 	var errs []error
 	for at := ctx; at != nil; {
