@@ -90,9 +90,6 @@ func (s *clientStream) finish(err error) {
 	if !s.over.CompareAndSwap(false, true) {
 		return
 	}
-	if errors.Is(err, io.EOF) {
-		err = nil
-	}
 	if s.charge.n > 0 && s.i.refundable(err) {
 		_ = s.i.giveBack(context.WithoutCancel(s.outer), s.charge) // Stats counts one that is lost
 	}
