@@ -166,6 +166,8 @@ func TestArchRulesBite(t *testing.T) {
 		{file{dir: "breaker", imports: []string{module + "/tier"}}, 1},
 		{file{dir: "httplimit", imports: []string{"net/http", module}}, 0},
 		{file{dir: "httplimit", imports: []string{module + "/tier"}}, 1},
+		{file{dir: "grpclimit", imports: []string{"google.golang.org/grpc", module}}, 0},
+		{file{dir: "grpclimit", imports: []string{module + "/tier/local"}}, 1},
 		{file{dir: "internal/envelope", imports: []string{module, module + "/tier/local"}}, 2},
 		{file{dir: "internal/fleet", imports: []string{module, module + "/internal/envelope"}}, 0},
 		{file{dir: "cmd/tierlimit", imports: []string{"github.com/alicebob/miniredis/v2", module + "/internal/fleet"}}, 0},
