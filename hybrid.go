@@ -271,7 +271,7 @@ func (h *Hybrid) flush(ctx context.Context) error {
 		d       *domain
 		c       *local.Cell
 		landing int64
-		lost    int64
+		lost    int32
 	}
 	var all []flushed
 	began := h.now()

@@ -107,7 +107,7 @@ func (t *Table) FindOrAdd(hash uint64, owner uint32, key string, init func(*Cell
 	if t.Idle != nil {
 		s.sweepLocked(2, t.Idle)
 	}
-	c := &Cell{Key: key, Hash: hash, Owner: owner}
+	c := newCell(hash, owner, key)
 	s.memos.restore(c) // which makes room for it
 	// Two, so that a shard that had to grow beyond its share comes back to it.
 	for range 2 {
@@ -116,7 +116,7 @@ func (t *Table) FindOrAdd(hash uint64, owner uint32, key string, init func(*Cell
 		}
 	}
 	init(c)
-	if b = *s.buckets.Load(); len(s.ring) >= 2*len(b) {
+	if b = *s.buckets.Load(); len(s.ring) >= len(b) {
 		b = s.resizeLocked(b, 2*len(b))
 	}
 	head = &b[hash&uint64(len(b)-1)]
