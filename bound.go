@@ -13,7 +13,7 @@ import (
 type Bound struct {
 	// Overshoot is the most that can be admitted above the limit while Redis keeps its data. It is 0 unless WithColdStart says
 	// ColdAdmit(n): then n for each instance, each time the key is cold there. A key is cold at first, and again after it was
-	// evicted or forgotten as idle, so that over time this can recur without bound.
+	// evicted or forgotten as idle, so that over time this can recur without bound. The greatest int64 under WithShadow, which denies nothing.
 	Overshoot int64
 
 	// Outage is the most that can be admitted above the limit while Redis is out of reach and when it comes back.
@@ -48,6 +48,9 @@ func (b Bound) String() string {
 func (l *Limiter) Bound() Bound {
 	p := l.policy.Load()
 	b := Bound{Leased: p.leased && l.h.client != nil}
+	if l.cfg.shadow {
+		b.Overshoot = math.MaxInt64
+	}
 	if p.unlimited || l.h.client == nil {
 		return b
 	}
@@ -58,7 +61,9 @@ func (l *Limiter) Bound() Bound {
 		n = max(n, int64(view.N))
 		heard = heard && (state != StateShare || view.N > 0)
 	}
-	b.Overshoot = mulSat(int64(l.cfg.coldStart), n) // each time the key is cold on all of them
+	if !l.cfg.shadow {
+		b.Overshoot = mulSat(int64(l.cfg.coldStart), n) // each time the key is cold on all of them
+	}
 	silence := l.silenceBefore(p)
 	switch p.tier.Algorithm {
 	case tier.FixedWindow:

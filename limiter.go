@@ -28,7 +28,7 @@ type Limiter struct {
 	policy  atomic.Pointer[policy]
 	setting sync.Mutex // serialises SetLimit
 
-	local, remote, fallback, denied atomic.Int64
+	local, remote, fallback, denied, shadowed atomic.Int64
 }
 
 // policy is a limit with what follows from it and the options.
@@ -102,12 +102,13 @@ type LimiterStats struct {
 	Local    int64 // admitted from leases, or by a Hybrid without Redis
 	Remote   int64 // admitted by Redis
 	Fallback int64 // admitted while Redis was out of reach
-	Denied   int64 // refused
+	Denied   int64 // refused, or what would have been with WithShadow
+	Shadowed int64 // let pass by WithShadow though it would have been refused; counted at once, also where Denied does not count it
 }
 
 // Stats returns a snapshot.
 func (l *Limiter) Stats() LimiterStats {
-	return LimiterStats{l.local.Load(), l.remote.Load(), l.fallback.Load(), l.denied.Load()}
+	return LimiterStats{l.local.Load(), l.remote.Load(), l.fallback.Load(), l.denied.Load(), l.shadowed.Load()}
 }
 
 // Allow is AllowN with a cost of 1.
@@ -124,19 +125,33 @@ func (l *Limiter) Allow(ctx context.Context, key string) (Result, error) {
 func (l *Limiter) AllowN(ctx context.Context, key string, n int64) (r Result, err error) {
 	p := l.policy.Load()
 	if n <= 0 || n > p.most || l.h.closed.Load() {
-		return l.special(ctx, p, key, n)
+		r, err = l.special(ctx, p, key, n)
+		return l.shadow(r, err, n)
 	}
 	hash := l.hash(key)
 	if c := l.table.Find(hash, l.id, key); c != nil {
 		if l.h.client == nil {
 			if r, ok := l.aloneAt(c, p, n); ok {
-				return r, nil
+				return l.shadow(r, nil, n)
 			}
 		} else if l.warm(&r, c, p, n) {
+			if !r.Allowed {
+				return l.shadow(r, nil, n)
+			}
 			return r, nil
 		}
 	}
-	return l.cold(ctx, p, hash, key, n)
+	r, err = l.cold(ctx, p, hash, key, n)
+	return l.shadow(r, err, n)
+}
+
+// shadow lets a check that is denied pass, if that is what WithShadow asks for.
+func (l *Limiter) shadow(r Result, err error, n int64) (Result, error) {
+	if l.cfg.shadow && err == nil && !r.Allowed && n > 0 {
+		l.shadowed.Add(n)
+		r.Allowed, r.Shadowed, r.RetryAfter = true, true, 0
+	}
+	return r, err
 }
 
 // aloneAt decides for a Hybrid without Redis, unless c was evicted.

@@ -71,6 +71,7 @@ type limiterConfig struct {
 	leaseTTL   time.Duration
 	coldStart  ColdStart
 	fallback   FallbackPolicy
+	shadow     bool
 }
 
 type config struct {
@@ -279,6 +280,13 @@ func WithColdStart(s ColdStart) LimiterOption {
 // admits nothing but what is leased, and keeps the limit.
 func WithFallback(p FallbackPolicy) LimiterOption {
 	return limiterOptionFunc(func(c *limiterConfig) { c.fallback = p })
+}
+
+// WithShadow lets every check pass and says what would have been: a check that is denied comes back with Allowed and Shadowed set, and is counted
+// in LimiterStats.Shadowed. Tokens are spent as without it, so the figures are those of the real limit; by default checks are denied. For trying
+// a limit on real traffic before it is enforced. Wait returns at once, and Peek says how the key really stands.
+func WithShadow() LimiterOption {
+	return limiterOptionFunc(func(c *limiterConfig) { c.shadow = true })
 }
 
 func nextPowerOfTwo(n int) int {

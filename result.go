@@ -67,8 +67,8 @@ type Result struct {
 	// Source says who decided.
 	Source Source
 
-	// Shadowed says that the check would have been denied, and that shadow mode let it pass; always false so far, since
-	// there is no shadow mode yet.
+	// Shadowed says that the check would have been denied, and that WithShadow let it pass; RetryAfter is 0 then. ResetAfter and Remaining are
+	// those of the denial.
 	Shadowed bool
 }
 
