@@ -226,6 +226,7 @@ func (f *flight) packLocked(c *local.Cell, now int64) {
 		if first := c.Settled == 0 && len(e.waiters) < 2; !c.Dead && !first && !l.h.closed.Load() && (!give || len(e.waiters) > 0 || e.poll) {
 			a.Want = f.want(c, p, rateOf(c, e.demand, now, l.h.cfg.syncInterval), a.Carry, now)
 		}
+		packHoldLocked(&e, &a)
 	}
 	f.d.countLocked(c)
 	f.asks = append(f.asks, a)
@@ -353,6 +354,25 @@ func packNeedLocked(e *entry, a *tier.Ask) {
 		n++
 	}
 	e.waiters, c.Waiters = c.Waiters, nil
+}
+
+// packHoldLocked asks for a lease for those who take tokens of several keys at once. Where an equal part of what is left might be too small
+// for them, it is to be no more than they need.
+func packHoldLocked(e *entry, a *tier.Ask) {
+	hold := int64(0)
+	for _, w := range e.waiters {
+		hold += w.Hold
+	}
+	c := e.c
+	if hold == 0 || c.Dead {
+		return
+	}
+	hold = min(hold, e.p.capacity)
+	if want := max(a.Want, hold); c.Remaining()/max(1, c.Active) >= want {
+		a.Want = want
+	} else {
+		a.Want, a.Whole = hold, true
+	}
 }
 
 // mayHandOverLocked reports whether it is certain what this instance's share of c admitted in the last outage, and that it has
@@ -486,10 +506,16 @@ func (f *flight) landLocked(e *entry, want int64, g *tier.Grant, serverNow, sent
 // answerServedLocked answers the callers that were served at the server, in the order they came, and those that only looked. It
 // returns what was admitted and who is left.
 func (f *flight) answerServedLocked(e *entry, g *tier.Grant, serverNow int64) (admitted int64, unserved []*local.Waiter) {
-	served := g.Served - min(g.Served, e.charge)
+	served, lease := g.Served-min(g.Served, e.charge), g.Lease
 	for _, w := range e.waiters {
 		o := local.Outcome{Remaining: g.Remaining + g.Lease, ResetNS: g.ResetUS * 1000}
 		switch n := w.N; {
+		case w.Hold > 0:
+			if o.Allowed = w.Hold <= lease; o.Allowed {
+				lease -= w.Hold
+			} else {
+				o.RetryNS, o.Never = f.holdRetryNS(e.p, g, w.Hold-lease-g.Remaining, serverNow), e.p.capacity == 0
+			}
 		case n == 0:
 			if o.Allowed = o.Remaining > 0; !o.Allowed {
 				o.RetryNS, o.Never = max(1, f.retryNS(e.p, g, serverNow)), e.p.capacity == 0
@@ -538,6 +564,20 @@ func (f *flight) retryNS(p *policy, g *tier.Grant, serverNow int64) int64 {
 		return min(beat, g.RetryUS*1000)
 	}
 	return g.RetryUS * 1000
+}
+
+// holdRetryNS is how long it takes until so many tokens more are there than Redis has left and has leased: 0 or less when they are there now, but
+// were not leased.
+func (f *flight) holdRetryNS(p *policy, g *tier.Grant, missing, serverNow int64) int64 {
+	wait := max(1, f.retryNS(p, g, serverNow))
+	switch {
+	case missing <= 0 || g.RetryUS < 0:
+	case p.tier.Algorithm.Bucket():
+		wait = max(wait, int64(timeToFull(p.tier, missing)))
+	case missing > 1:
+		wait = max(wait, g.ResetUS*1000) // when it is enough only Redis could tell; then it is
+	}
+	return wait
 }
 
 // refuseLocked answers the callers that could not be served and keeps the denial: at least for the pause, counted from the receipt. Redis

@@ -196,6 +196,11 @@ func (h *Hybrid) note(c *local.Cell) {
 		return
 	}
 	defer c.Mu.Unlock()
+	h.noteLocked(c)
+}
+
+// noteLocked lets the loop renew a lease that runs low. Caller holds c.Mu.
+func (h *Hybrid) noteLocked(c *local.Cell) {
 	switch d := h.domainOf(c); {
 	case c.Dead:
 	case h.now() < c.Pause:

@@ -112,6 +112,7 @@ type Ask struct {
 	Refund int64   // given back by callers; RefundAll resets the key
 	Need   []Cost  // callers waiting, first come first served, each all or nothing
 	Want   int64   // tokens wanted as a lease
+	Whole  bool    // Want is not cut to an equal part of what is left
 	Seen   int64   // Grant.Activity of the last exchange
 }
 

@@ -253,8 +253,12 @@ func (c *call) need(room int64) (served int64) {
 	return served
 }
 
-// lease gives out an equal part of room, but a hundredth of the capacity undivided.
+// lease gives out an equal part of room, but a hundredth of the capacity, and what is wanted whole, undivided.
 func (c *call) lease(room int64) int64 {
-	c.g.Lease = max(0, min(c.ask.Want, max(room/max(c.ac, c.ap, 1), min(room, c.ask.Limit.Capacity()/100))))
+	part := max(room/max(c.ac, c.ap, 1), min(room, c.ask.Limit.Capacity()/100))
+	if c.ask.Whole {
+		part = room
+	}
+	c.g.Lease = max(0, min(c.ask.Want, part))
 	return c.g.Lease
 }

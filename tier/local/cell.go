@@ -132,6 +132,7 @@ type Waiter struct {
 	N     int64        // 0: for the exchange itself, not for tokens
 	Left  int64        // when it stops waiting
 	Again bool         // it has been asked for once
+	Hold  int64        // with an N of 0: tokens that it wants to find in the lease
 	Done  chan Outcome // buffered, so that answering never blocks
 }
 

@@ -101,7 +101,7 @@ type writer struct {
 
 func (w *writer) ask(a *tier.Ask, policy int) {
 	w.add1(policy)
-	w.add1(int(bit(reports(a))))
+	w.add1(int(bit(reports(a)) + 2*bit(a.Whole)))
 	w.add2(len(a.Need))
 	w.add(a.Born, a.Version, a.Seen, a.Want)
 	if reports(a) {

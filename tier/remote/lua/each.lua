@@ -9,7 +9,7 @@ KEYS[i]    as in prelude.lua; i is the number of the key
 --= ask: reads and checks what comes for key i: the ask, its policy and the report. The header of token_bucket.lua says what is what.
 if after + ASK_BYTES > stop then return fault('key ' .. i .. ' has no ask') end
 local policy, reports, needs, known_born, known_version, seen, want, pairs_at = read(ASK, data, after)
-if known_born > MOST or known_version > MOST or seen > MOST or want > MOST or reports > 1 then
+if known_born > MOST or known_version > MOST or seen > MOST or want > MOST or reports > 3 then
   return fault('key ' .. i .. ': a number out of range')
 end
 if policy ~= last_policy then -- most keys of a call have the same
@@ -20,7 +20,8 @@ if policy ~= last_policy then -- most keys of a call have the same
   last_policy = policy
 end
 local own, lease, spent, carry, unspent, refund, back, spends = 0, 0, 0, 0, 0, 0, 0, 0
-if reports == 1 then
+local whole = reports > 1
+if reports == 1 or reports == 3 then
   if pairs_at + REPORT_BYTES > stop then return fault('key ' .. i .. ' has no report') end
   own, lease, spent, carry, unspent, refund, back, spends, pairs_at = read(REPORT, data, pairs_at)
   if max(own, lease, spent, carry, unspent, refund) > MOST or back > 1 then
@@ -64,7 +65,7 @@ end
 effective = max(0, reserved(limit, missing, fleet) + reserved(limit, max(0, known - reported), least) - limit)
 
 --= serve: serves waiting callers from left in their order, each all or nothing, from the needs' pairs (cost, count); worst is the largest
--- cost that was not served (0: none). Then of the tokens left one instance may lease an equal part. A hundredth of the capacity is
+-- cost that was not served (0: none). Then of the tokens left one instance may lease an equal part, or all that it wants whole. A hundredth of the capacity is
 -- not divided: that is about what returns during the pause after a short grant, and if one instance of n is hot, n times as much
 -- would always lie idle.
 local served, worst, granted = 0, 0, 0
@@ -85,7 +86,7 @@ for _ = 1, needs do
 end
 if want > 0 and left > 0 then
   local equal, hundredth = idiv(left, active), idiv(capacity, 100)
-  if equal < hundredth then equal = hundredth < left and hundredth or left end
+  if whole then equal = left elseif equal < hundredth then equal = hundredth < left and hundredth or left end
   granted = want < equal and want or equal
 end
 

@@ -207,6 +207,9 @@ func arguments(fence int64, d tier.Darkness, asks []tier.Ask) (keys []string, me
 		if i%2 == 0 && !slices.ContainsFunc(report, func(b byte) bool { return b != 0 }) {
 			report, reports = nil, 0
 		}
+		if a.Whole {
+			reports += 2
+		}
 		message = message.narrow(1, int64(slices.Index(policies, policyOf(a))+1)).narrow(1, reports).narrow(2, int64(len(a.Need)))
 		message = append(message.add(a.Born, a.Version, a.Seen, a.Want), report...)
 		for _, s := range a.Spends {

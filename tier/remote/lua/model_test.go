@@ -266,6 +266,7 @@ func (c *instance) ask(r *rand.Rand, key string, l tier.Limit, slot int64) tier.
 		a.Need = append(a.Need, tier.Cost{N: max(1, n), Count: pick[int64](r, 1, 1, 2, 10)})
 	}
 	a.Want = pick(r, 0, 1, 5, amount(r, capacity))
+	a.Whole = r.IntN(4) == 0
 	return a
 }
 

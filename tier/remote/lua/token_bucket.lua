@@ -10,7 +10,7 @@ ARGV[1]    a header; policies: 5 numbers; for each key an ask: 7, a report: 8 if
            4 sub           1                                        4 carry    unspent, kept
            5 slot          µs                                       5 unspent  handed back
   ask      1 policy        which of them, from 1                    6 refund   given back by callers; 2^53-1: make full
-           2 reports       1: with a report                         7 back     unused
+           2 reports       1: with one; 2: want whole               7 back     unused
            3 needs         pairs (cost, count) of callers           8 spends   pairs (age µs, count); unused
            4 known_born    incarnation known, 0: none
            5 known_version grant number known
