@@ -158,11 +158,12 @@ func (f *flight) land(reply *remote.Reply, err error, sent, received int64, begu
 		switch refund := f.asks[i].Refund; {
 		case refused:
 		case refund > 0:
-			refunded = true
+			// Only of a key that had nothing left can others keep a denial of one token.
+			refunded = refunded || err != nil || reply.Grants[i].Remaining+reply.Grants[i].Lease <= refund
 		case refund == tier.RefundAll:
 			reset = true
 			if err == nil {
-				e.c.Resets++
+				e.c.Resets = e.c.Landed
 			}
 		}
 		if e.c.Dead {

@@ -271,7 +271,7 @@ func (h *Hybrid) flush(ctx context.Context) error {
 		d       *domain
 		c       *local.Cell
 		landing int64
-		lost    int32
+		lost    uint8
 	}
 	var all []flushed
 	began := h.now()

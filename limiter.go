@@ -399,7 +399,8 @@ func (l *Limiter) Wait(ctx context.Context, key string) error { return l.WaitN(c
 
 // WaitN waits until n tokens of key could be spent, and spends them. It returns ErrNever at once if n can never pass,
 // and an error that wraps context.DeadlineExceeded at once if ctx's deadline lies before the earliest moment it could
-// pass. With a leaky bucket it also holds the caller for Result.Delay, so that callers leave evenly spaced;
+// pass. While Redis is out of reach nobody knows that moment: it asks again each heartbeat, and a deadline ends the wait up to a heartbeat
+// early. With a leaky bucket it also holds the caller for Result.Delay, so that callers leave evenly spaced;
 // where ctx does not allow for that, the error comes after the place in the queue was given back, two times WithRemoteTimeout at most. A
 // wait that is given up between two attempts spends nothing; one that is given up while Redis is being asked may burn what it asked for.
 // With n of 0 it waits until a cost of 1 would pass, and spends nothing. Other errors: ErrCost for n < 0, ctx's own, wrapped, and
@@ -520,7 +521,8 @@ func (l *Limiter) Peek(ctx context.Context, key string) (Result, error) {
 // takes it back in the current window only, never below 0 spent. Tokens of the lease in hand are back at once; for others
 // it waits for one exchange: three times WithRemoteTimeout at most if others are under way already, and where nothing answers until the
 // breaker opens (by default after 5 timeouts), unless ctx ends before it is on its way; once it is, its answer is waited for, so that
-// nothing is credited after Refund has returned. Instances that keep a denial of the key ask again within two heartbeats. It is lost, which errs to too few, when Redis is out of
+// nothing is credited after Refund has returned. Where nothing was left, instances that keep a denial ask
+// again within two heartbeats; a denial of a cost that is larger than what was left ends by itself. It is lost, which errs to too few, when Redis is out of
 // reach, for which there is no error, or ctx ends before. Errors: ErrCost for n < 0, ctx's, wrapped, and ErrClosed.
 func (l *Limiter) Refund(ctx context.Context, key string, n int64) error {
 	ctx = orBackground(ctx)
@@ -631,7 +633,7 @@ func (l *Limiter) Reset(ctx context.Context, key string) error {
 	c.Refund = tier.RefundAll
 	c.Own = local.Own{}
 	d.enqueueLocked(c)
-	landing, resets := nextLandingLocked(c), c.Resets
+	landing := nextLandingLocked(c)
 	c.Mu.Unlock()
 	switch err := d.landed(ctx, c, landing); {
 	case errors.Is(err, ErrClosed):
@@ -640,15 +642,15 @@ func (l *Limiter) Reset(ctx context.Context, key string) error {
 		return fmt.Errorf("tierlimit: Reset was given up, the key may be reset yet: %w", err)
 	}
 	c.Mu.Lock()
-	kept, unknown := c.Refund == tier.RefundAll, c.Resets == resets
+	done, kept := c.Resets >= landing, c.Refund == tier.RefundAll
 	c.Mu.Unlock()
-	if kept {
+	switch {
+	case done:
+		return nil
+	case kept:
 		return errResetKept
 	}
-	if unknown {
-		return errResetUnknown
-	}
-	return nil
+	return errResetUnknown
 }
 
 // SetLimit changes the limit, in force at once in this process; other instances follow when they are told by their own

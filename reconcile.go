@@ -1,6 +1,7 @@
 package tierlimit
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -63,9 +64,12 @@ type batch struct {
 
 // A queue holds the cells of a batch that are to be settled, each kind first come, first served. Callers wait for the first kind: they would
 // time out behind all that is to be told anew when Redis has lost its memory.
-type queue struct{ waited, rest []place }
+type queue struct {
+	waited, rest []place
+	void         int // places of rest without a cell: it has a better one
+}
 
-// A place in a queue is that of a cell as long as the cell has its ticket: one for which somebody begins to wait gets another place.
+// A place in a queue is that of a cell as long as the cell has its ticket. Tickets are numbered by the domain; those of two domains may be alike.
 type place struct {
 	c      *local.Cell
 	ticket int64
@@ -75,20 +79,44 @@ func (q *queue) len() int {
 	if q == nil {
 		return 0
 	}
-	return len(q.waited) + len(q.rest)
+	return len(q.waited) + len(q.rest) - q.void
+}
+
+// drop voids the place of c among those that nobody waits for, along which tickets rise. Left there, the places of busy cells would pile up: only
+// an eighth of a call is for them. It is false where a flight has taken the place along: it finds that it is void.
+func (q *queue) drop(c *local.Cell) bool {
+	i, found := slices.BinarySearchFunc(q.rest, c.Ticket, func(p place, ticket int64) int { return cmp.Compare(p.ticket, ticket) })
+	if !found || q.rest[i].c != c {
+		return false
+	}
+	q.rest[i].c = nil
+	if q.void++; q.void > len(q.rest)/2 {
+		q.rest, q.void = slices.DeleteFunc(q.rest, func(p place) bool { return p.c == nil }), 0
+	}
+	return true
 }
 
 // take removes n places: those of the first kind, but for an eighth, which is for the others if there are any.
 func (q *queue) take(n int) []place {
-	rest := min(len(q.rest), max(n/8, n-len(q.waited)))
+	rest := min(len(q.rest)-q.void, max(n/8, n-len(q.waited)))
 	waited := n - rest
-	places := slices.Concat(q.waited[:waited], q.rest[:rest])
-	q.waited, q.rest = q.waited[waited:], q.rest[rest:]
+	places := slices.Clone(q.waited[:waited])
+	q.waited = q.waited[waited:]
+	for ; rest > 0; q.rest = q.rest[1:] {
+		if p := q.rest[0]; p.c == nil {
+			q.void--
+		} else {
+			places = append(places, p)
+			rest--
+		}
+	}
 	return places
 }
 
 // all are the places of the queue.
-func (q *queue) all() []place { return slices.Concat(q.waited, q.rest) }
+func (q *queue) all() []place {
+	return slices.DeleteFunc(slices.Concat(q.waited, q.rest), func(p place) bool { return p.c == nil })
+}
 
 // leaveLocked takes the cell out of the queue, if this place is still its own. Caller holds the cell's Mu.
 func (p place) leaveLocked() bool {
@@ -227,13 +255,16 @@ func (d *domain) enqueueLocked(c *local.Cell) {
 		d.putOffLocked(c)
 		return
 	}
-	d.tickets++
-	c.Ticket, c.Waited = d.tickets, waited
 	q := d.ready[b]
 	if q == nil {
 		q = new(queue)
 		d.ready[b] = q
 	}
+	if c.Ticket != 0 && q.drop(c) {
+		d.queued--
+	}
+	d.tickets++
+	c.Ticket, c.Waited = d.tickets, waited
 	if waited {
 		q.waited = append(q.waited, place{c, c.Ticket})
 	} else {
@@ -343,7 +374,11 @@ func (d *domain) dispatchLocked(now int64) {
 // roomLocked is how many flights may be on their way. Caller holds d.mu.
 func (d *domain) roomLocked() int {
 	room := min(maxFlights, 1+int(d.rttBest/float64(flightsPerRTT)))
-	if d.queued >= remote.MaxKeys {
+	left := d.queued // by those that have yet to take their cells
+	for _, n := range d.boarding {
+		left -= n * remote.MaxKeys
+	}
+	if left >= remote.MaxKeys {
 		room = max(room, 2)
 	}
 	return room

@@ -2,7 +2,9 @@ package tierlimit
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -456,4 +458,79 @@ func TestALostResetIsNotTakenForDone(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A refund of a key that is not exhausted has nothing to tell others, whose denials of other keys stand.
+func TestARefundElsewhereEndsNoDenial(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDirected(t, 2, FixedWindow(10, 10*time.Hour), model.Variant{}, WithLocalShare(0))
+		defer d.close()
+		other, err := d.hs[0].Limiter("other", TokenBucket(1000, time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		const keys = 50
+		asked := func() int {
+			d.w.mu.Lock()
+			defer d.w.mu.Unlock()
+			n := 0
+			for _, e := range d.w.log {
+				for _, a := range e.asks {
+					if !strings.Contains(a.Key, "other") {
+						n++
+					}
+				}
+			}
+			return n
+		}
+		use := func() {
+			for i := range keys {
+				_, _ = d.ls[1].AllowN(t.Context(), fmt.Sprint(i), 6)
+			}
+		}
+		use()
+		use() // 4 are left of each
+		before := asked()
+		for range 60 {
+			if r, err := other.Allow(t.Context(), "k"); err != nil || !r.Allowed {
+				t.Fatal(r, err)
+			}
+			if err := other.Refund(t.Context(), "k", 1); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Second)
+			use()
+		}
+		if n := asked() - before; n > 0 {
+			t.Errorf("%d exchanges of keys whose denials stand", n)
+		}
+	})
+}
+
+// Of two resets at once the one that was lost is not taken for the one that was done.
+func TestTwoResets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDirected(t, 1, FixedWindow(100, time.Hour), model.Variant{}, WithLocalShare(0))
+		defer d.close()
+		d.spend(0, 100)
+		resets := 0
+		d.wires[0].setFate(func(_ bool, asks []tier.Ask) fate {
+			for _, a := range asks {
+				if a.Refund == tier.RefundAll {
+					resets++
+				}
+			}
+			return fate{there: 2 * time.Millisecond, back: 2 * time.Millisecond, lose: resets == 2}
+		})
+		first, second := make(chan error, 1), make(chan error, 1)
+		go func() { first <- d.ls[0].Reset(t.Context(), "k") }()
+		time.Sleep(time.Millisecond)
+		go func() { second <- d.ls[0].Reset(t.Context(), "k") }()
+		if err := <-first; err != nil {
+			t.Errorf("the one that was done: %v", err)
+		}
+		if err := <-second; !errors.Is(err, errResetUnknown) {
+			t.Errorf("the one that was lost: %v", err)
+		}
+	})
 }

@@ -70,7 +70,7 @@ func (c *Clock) Start() time.Time { return c.start }
 func (c *Clock) Now() int64 {
 	ns := int64(time.Since(c.start))
 	if c.fast != 0 {
-		ns += ns / 1_000_000 * c.fast
+		ns += ns/1_000_000*c.fast + ns%1_000_000*c.fast/1_000_000 // in two parts, that it neither overflows nor goes back
 	}
 	return ns
 }

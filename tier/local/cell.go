@@ -59,13 +59,14 @@ func newCell(hash uint64, owner uint32, key string) *Cell {
 
 // Settlement is the part of a cell that its exchanges work on. Guarded by Cell.Mu.
 type Settlement struct {
-	Dead      bool // evicted: look the key up again
-	Waited    bool // it has a place ahead of those that nobody waits for
-	InFlight  bool // an exchange is on its way
-	Unknown   bool // an exchange timed out: what it did is not known, so nothing may be claimed of this lease
-	Return    bool // hand everything back at the next exchange
-	Foreign   bool // the lease is of a limit with another period: Own has other windows
-	BackReady bool // BackOwn is settled and to be sent
+	Dead      bool  // evicted: look the key up again
+	Waited    bool  // it has a place ahead of those that nobody waits for
+	InFlight  bool  // an exchange is on its way
+	Unknown   bool  // an exchange timed out: what it did is not known, so nothing may be claimed of this lease
+	Return    bool  // hand everything back at the next exchange
+	Foreign   bool  // the lease is of a limit with another period: Own has other windows
+	BackReady bool  // BackOwn is settled and to be sent
+	Lost      uint8 // flights that came back and of which nobody knows whether they ran: counts round
 	Waiters   []*Waiter
 	Ticket    int64 // of its place in the queue for an exchange, 0 for none
 
@@ -97,9 +98,8 @@ type Settlement struct {
 	outage     *Outage
 	ChargeCold int64 // admitted without asking, to be charged
 	ColdUsed   int64 // admitted by ColdAdmit so far
-	Landed     int64 // flights that came back,
-	Lost       int32 // of them those of which nobody knows whether they ran
-	Resets     int32 // and those that are known to have reset the key
+	Landed     int64 // flights that came back
+	Resets     int64 // the number of the last of them that is known to have reset the key
 }
 
 // Outage is what a cell keeps of an outage besides the share's count.
