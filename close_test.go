@@ -264,3 +264,112 @@ func TestFlushTellsOfALostReturn(t *testing.T) {
 		d.close()
 	})
 }
+
+// An instance that is being closed joins no fleet, also where keys move meanwhile to a server that is new to it.
+func TestCloseJoinsNoFleet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(model.Variant{}, time.Hour, 0)
+		var moved atomic.Bool
+		var hs []*Hybrid
+		var xs []*groupedWire
+		for range 2 {
+			x := &groupedWire{
+				wire: &wire{w: w},
+				tagOf: func(g uint8) uint8 {
+					if g >= 128 && moved.Load() {
+						return 128
+					}
+					return 0
+				},
+				dead: func(uint8) bool { return false },
+			}
+			h, err := newHybrid([]Option{WithHeartbeat(simBeat), WithRemoteTimeout(simTimeout), WithSyncInterval(simSync), WithLocalShare(0)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			h.begin(x)
+			hs, xs = append(hs, h), append(xs, x)
+		}
+		for _, h := range hs {
+			until(t, "the fleet is one", func() bool { s := h.Stats(); return s.State == StateOnline && s.Instances == 2 })
+		}
+		// The first leaves slowly, while a master is added; it looks at the topology meanwhile.
+		xs[0].setFate(func(bool, []tier.Ask) fate { return fate{there: 4 * time.Millisecond, back: 4 * time.Millisecond} })
+		time.Sleep(200 * time.Millisecond)
+		moved.Store(true)
+		go func() {
+			time.Sleep(time.Millisecond)
+			hs[0].lost <- struct{}{}
+		}()
+		if err := hs[0].Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(7 * time.Second)
+		for tag, d := range hs[1].domains {
+			if _, v := d.state(hs[1].now()); v.N != 1 || v.Darkness.Missing != 0 {
+				t.Errorf("on server %v the other counts %d members, %d of them missing", tag, v.N, v.Darkness.Missing)
+			}
+		}
+		closeAll(t, hs[1])
+		w.air.Wait()
+	})
+}
+
+// Close while the first heartbeat is on its way: whoever is joined by it leaves again.
+func TestCloseDuringTheFirstBeat(t *testing.T) {
+	for _, after := range []time.Duration{1, 4, 8, 10, 12, 14, 18, 22, 26} {
+		for _, how := range []fate{{there: 4 * time.Millisecond, back: 4 * time.Millisecond}, {there: 4 * time.Millisecond, back: 40 * time.Millisecond}} {
+			t.Run("", func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					d := newDirected(t, 1, TokenBucket(100, time.Second), model.Variant{}, WithLocalShare(0))
+					x := &wire{w: d.w}
+					x.setFate(func(bool, []tier.Ask) fate { return how })
+					h, _ := join(t, x, TokenBucket(100, time.Second), 0, WithHeartbeat(simBeat), WithRemoteTimeout(simTimeout), WithSyncInterval(simSync))
+					time.Sleep(after*time.Millisecond + 500*time.Microsecond)
+					err := h.Close(t.Context())
+					time.Sleep(3 * time.Second)
+					if s := d.hs[0].Stats(); err == nil && (s.Instances != 1 || s.Missing != 0) {
+						t.Errorf("closed after %v, and the other counts %d instances, %d of them missing", after*time.Millisecond, s.Instances, s.Missing)
+					}
+					d.close()
+				})
+			})
+		}
+	}
+}
+
+// What a Refund gave back is told to the others also where the instance closes, or is forced, right after it.
+func TestARefundIsToldBeforeTheEnd(t *testing.T) {
+	for _, how := range []string{"close", "force", "stay"} {
+		t.Run(how, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := newDirected(t, 2, FixedWindow(100, time.Hour), model.Variant{}, WithLocalShare(0))
+				d.intoWindow(time.Hour, 5*time.Minute)
+				if n := d.spend(0, 100); n != 100 {
+					t.Fatal(n)
+				}
+				d.spend(1, 1) // denied, kept to the end of the hour
+				if err := d.ls[0].Refund(t.Context(), "k", 50); err != nil {
+					t.Fatal(err)
+				}
+				switch how {
+				case "close":
+					if err := d.hs[0].Close(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+				case "force":
+					d.hs[0].ForceLocal(true)
+				}
+				time.Sleep(3 * simBeat)
+				if how == "force" {
+					time.Sleep(time.Minute)
+				}
+				if r, err := d.ls[1].Allow(t.Context(), "k"); err != nil || !r.Allowed {
+					t.Errorf("50 were given back, and others are told %v %v", r, err)
+				}
+				d.hs[0].ForceLocal(false)
+				d.close()
+			})
+		})
+	}
+}

@@ -85,7 +85,7 @@ func (l *Limiter) shareLocked(d *domain, c *local.Cell, p *policy, n, now int64)
 	d.mu.Lock()
 	outage, heard := d.m.outage, d.m.heardLocked()
 	away, rejoining := d.m.away != 0, d.m.rejoining
-	alive := d.m.alive
+	alive, came := d.m.alive, d.m.came
 	var begin int64 // when the share begins
 	clock := d.m.shareClockLocked()
 	t := shareTime(p.tier.Algorithm, clock, now)
@@ -129,6 +129,10 @@ func (l *Limiter) shareLocked(d *domain, c *local.Cell, p *policy, n, now int64)
 			if p.tier.Algorithm == tier.SlidingLog {
 				begin += stretch(int64(p.tier.Period))
 			}
+		}
+		if heard && came != 0 && l.cfg.fallback != FallbackShareNow {
+			// It may have come from another server, where nobody kept this instance's share aside, and the others learn of that within a look.
+			begin = max(begin, came+stretch(int64(lookEvery))+int64(l.silenceBefore(p)))
 		}
 		if now < begin {
 			denied.RetryAfter = time.Duration(begin - now)

@@ -80,6 +80,7 @@ type membership struct {
 	due       int64 // when the next beat is to be sent
 	tried     int64 // when the last one was
 	leaving   bool  // no more beats
+	asked     bool  // a beat was sent: it may be a member
 	beating   bool  // one is on its way
 	shaky     bool  // the last beat failed: only peek until Redis answers
 	alive     int64 // the latest time at which a beat of this instance can have been executed
@@ -94,6 +95,7 @@ type membership struct {
 	untold    bool  // the fleet is to be told of a change
 	telling   bool  // it is being told
 	lostAt    int64 // as last heard
+	came      int64 // when keys last moved here from another server, 0 for never
 }
 
 // heardLocked reports whether the fleet is known: from Redis, or from another that the keys were with. Caller holds domain.mu.
@@ -183,7 +185,7 @@ func (d *domain) beat(learn bool, done func(error)) {
 		if op == remote.OpBeat {
 			// From here on the outage share must not be used, whether or not there is an outage yet: Redis may count on this instance.
 			d.mu.Lock()
-			d.m.rejoining = true
+			d.m.rejoining, d.m.asked = true, true
 			d.mu.Unlock()
 		}
 		sent = d.h.now()
@@ -207,6 +209,14 @@ func (d *domain) beat(learn bool, done func(error)) {
 		err = call(remote.OpPeek)
 	}
 	unknown := false
+	d.mu.Lock()
+	if d.m.leaving {
+		d.m.beating, d.m.rejoining = false, false
+		d.mu.Unlock()
+		done(err)
+		return
+	}
+	d.mu.Unlock()
 	if err == nil {
 		for range 3 {
 			if err = call(remote.OpBeat); err != nil || !view.Late {
@@ -314,6 +324,7 @@ func (d *domain) force(on bool) {
 	defer d.mu.Unlock()
 	now := d.h.now()
 	if on {
+		d.tellLocked()
 		d.awayLocked(now)
 	} else {
 		d.m.shaky = true // peek first: the share ends before the beat
@@ -367,25 +378,31 @@ var (
 // leave tells Redis that this instance is gone, so that the others may have its share.
 func (d *domain) leave(ctx context.Context) error {
 	d.mu.Lock()
-	joined := d.m.viewed != 0
 	d.m.leaving = true
 	d.m.due = math.MaxInt64
 	d.mu.Unlock()
+	// A beat that is on its way must not run after the leave: it would join again. The first one may join yet.
+	err := d.await(ctx, func() bool { return !d.m.beating })
+	d.mu.Lock()
+	asked := d.m.asked || d.m.beating
+	untold := d.m.untold
+	d.mu.Unlock()
 	switch {
-	case !joined:
+	case !asked:
 		return nil
 	case d.h.forced.Load():
 		return errLeaveForced
 	case d.down():
 		return errLeaveDown
 	}
-	// A beat that is on its way must not run after the leave: it would join again.
-	err := d.await(ctx, func() bool { return !d.m.beating })
 	if err != nil {
 		return fmt.Errorf("tierlimit: Redis was not told that this instance leaves, its last heartbeat was on its way: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, d.h.cfg.remoteTimeout)
 	defer cancel()
+	if untold {
+		_, _ = d.h.client.Heartbeat(ctx, d.tag, d.h.newBeat(remote.OpChange))
+	}
 	_, err = d.h.client.Heartbeat(ctx, d.tag, d.h.newBeat(remote.OpLeave))
 	if err != nil {
 		return fmt.Errorf("tierlimit: Redis could not be told that this instance leaves: %w", err)
@@ -411,7 +428,7 @@ func (d *domain) changedSince(change int64) bool {
 // tellLocked tells the fleet of a change that it has not been told of; of one that it may not have heard, after the next heartbeat again.
 // Caller holds d.mu.
 func (d *domain) tellLocked() {
-	if !d.m.untold || d.m.telling || d.m.away != 0 || d.h.forced.Load() || d.stopped {
+	if !d.m.untold || d.m.telling || d.m.away != 0 || d.stopped {
 		return
 	}
 	d.m.untold, d.m.telling = false, true

@@ -168,7 +168,7 @@ func (f *flight) land(reply *remote.Reply, err error, sent, received int64, begu
 		}
 		if e.c.Dead {
 			answerLocked(e.c, local.Outcome{Down: true})
-			if refused && e.c.Retired > 0 {
+			if refused && e.c.Retired > 0 && received <= e.c.Deadline() {
 				d.scheduleLocked(e.c, received+int64(d.h.cfg.syncInterval))
 			}
 		} else if len(e.c.Waiters) == 0 && (refused || err != nil && (e.poll || e.c.ChargeCold > 0 && e.c.Refund == 0 && !e.c.Return)) {
@@ -181,7 +181,7 @@ func (f *flight) land(reply *remote.Reply, err error, sent, received int64, begu
 		f.deliver()
 	}
 	// What others were denied is there now. Of refunds, which may be many, they are told once a heartbeat.
-	if reset {
+	if reset || refunded && d.h.closed.Load() {
 		d.changed()
 	}
 	// After the answers, so that who asks again at once comes along.
@@ -607,12 +607,14 @@ func (f *flight) refuseLocked(e *entry, g *tier.Grant, unserved []*local.Waiter,
 	}
 	var again []*local.Waiter
 	for _, w := range unserved {
-		if w.N < most && !w.Again && (p.tier.Algorithm == tier.SlidingWindow || p.tier.Algorithm == tier.SlidingLog) && !c.Dead {
+		if w.N < most && !w.Again && w.Left > received+2*int64(f.rtt) && (p.tier.Algorithm == tier.SlidingWindow || p.tier.Algorithm == tier.SlidingLog) && !c.Dead {
 			w.Again = true
 			again = append(again, w)
 			continue
 		}
-		e.l.denied.Add(w.N)
+		if w.Left > received { // else it has been decided, and counted, without Redis
+			e.l.denied.Add(w.N)
+		}
 		f.tell(w, local.Outcome{Remaining: min(g.Remaining+g.Lease, w.N-1), ResetNS: max(g.ResetUS*1000, wait), RetryNS: after(w.N)})
 	}
 	c.Waiters = append(again, c.Waiters...)

@@ -738,3 +738,56 @@ func TestPlacesLeftBehind(t *testing.T) {
 		}
 	})
 }
+
+// A noPerm is a wire to a Redis that refuses exchanges while heartbeats pass.
+type noPerm struct {
+	*wire
+	on    atomic.Bool
+	calls atomic.Int64
+}
+
+func (x *noPerm) ExchangeThen(ctx context.Context, alg tier.Algorithm, fence int64, dark tier.Darkness, asks []tier.Ask, then func(remote.Reply, error)) {
+	if x.on.Load() {
+		x.calls.Add(1)
+		time.Sleep(200 * time.Microsecond)
+		then(remote.Reply{}, scriptError("NOPERM this user has no permissions to run the 'evalsha' command"))
+		return
+	}
+	x.wire.ExchangeThen(ctx, alg, fence, dark, asks, then)
+}
+
+// An evicted cell whose lease is over is not sent for ever where Redis refuses exchanges.
+func TestDeadCellsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x := &noPerm{wire: &wire{w: newWorld(model.Variant{}, time.Hour, 0)}}
+		h, err := newHybrid([]Option{WithHeartbeat(simBeat), WithRemoteTimeout(simTimeout), WithSyncInterval(simSync), WithMaxKeys(4), WithShards(1), WithLocalShare(0.5)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.begin(x)
+		l, err := h.Limiter("l", TokenBucket(1000, time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		until(t, "online", func() bool { return online(h) })
+		for range 100 {
+			_, _ = l.Allow(t.Context(), "k")
+			time.Sleep(time.Millisecond)
+		}
+		x.on.Store(true)
+		for _, k := range []string{"a", "b", "c", "d", "e", "f", "g", "h", "i", "j"} {
+			_, _ = l.Allow(t.Context(), k)
+		}
+		if c := h.table.Find(l.hash("k"), l.id, "k"); c != nil {
+			t.Fatal("not evicted")
+		}
+		time.Sleep(time.Minute)
+		before := x.calls.Load()
+		time.Sleep(time.Minute)
+		if n := x.calls.Load() - before; n > 0 {
+			t.Errorf("%d exchanges within a minute, of keys that nobody asks for, whose leases of a second have long ended; %+v", n, h.Stats())
+		}
+		closeAll(t, h)
+		x.w.air.Wait()
+	})
+}

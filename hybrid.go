@@ -329,12 +329,25 @@ func (h *Hybrid) Close(ctx context.Context) error {
 		h.closed.Store(true)
 		h.mu.Unlock()
 		err = h.flush(ctx)
-		for _, d := range h.allDomains() {
-			err = errors.Join(err, d.drain(ctx), d.leave(ctx))
+		for left := map[*domain]bool{}; ; {
+			// Keys may move meanwhile to a server that is new to this instance: it leaves that too.
+			h.mu.Lock()
+			var there []*domain
+			for _, d := range h.domains {
+				if !left[d] {
+					there = append(there, d)
+				}
+			}
+			h.stopping = len(there) == 0
+			h.mu.Unlock()
+			if len(there) == 0 {
+				break
+			}
+			for _, d := range there {
+				left[d] = true
+				err = errors.Join(err, d.drain(ctx), d.leave(ctx))
+			}
 		}
-		h.mu.Lock()
-		h.stopping = true
-		h.mu.Unlock()
 		close(h.stop)
 		h.loops.Wait()
 		h.table.Each(func(c *local.Cell) {

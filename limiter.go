@@ -317,8 +317,11 @@ func (l *Limiter) await(ctx context.Context, d *domain, c *local.Cell, p *policy
 	}()
 	select {
 	case o := <-w.Done:
-		n := w.N
+		n, again := w.N, w.Again
 		l.h.waiters.Put(w)
+		if o.Down && again {
+			return l.refusedBefore(p, n), nil
+		}
 		return l.outcome(d, c, p, n, o)
 	case <-ctx.Done():
 		// A waiter that is in flight may still be granted tokens: they are burnt, since a later credit of a token
@@ -332,8 +335,17 @@ func (l *Limiter) await(ctx context.Context, d *domain, c *local.Cell, p *policy
 			return l.outcome(d, c, p, w.N, o)
 		default:
 		}
+		if w.Again {
+			return l.refusedBefore(p, w.N), nil
+		}
 		return l.withoutRedis(d, c, p, w.N)
 	}
+}
+
+// refusedBefore is the answer for who was to be asked for once more, in vain: Redis has refused it.
+func (l *Limiter) refusedBefore(p *policy, n int64) Result {
+	l.denied.Add(n)
+	return Result{Limit: p.capacity, RetryAfter: l.h.cfg.remoteTimeout, Source: Remote}
 }
 
 // withoutRedis decides for who waited for an exchange of c in vain. Its key may have another cell by now, which counts its share.

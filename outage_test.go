@@ -855,3 +855,44 @@ func TestWhatWasAdmittedBeforeIsNotForgotten(t *testing.T) {
 		}
 	})
 }
+
+// What ColdAdmit let through while Redis went away is charged when it is back.
+func TestAChargeOutlastsAnOutage(t *testing.T) {
+	for _, limit := range five(100, time.Hour) {
+		t.Run(limit.Algorithm.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := newDirected(t, 2, limit, model.Variant{}, WithBreaker(quick), WithLocalShare(0))
+				d.intoWindow(time.Hour, 5*time.Minute)
+				l, err := d.hs[0].Limiter("cold", limit, WithColdStart(ColdAdmit(10)))
+				if err != nil {
+					t.Fatal(err)
+				}
+				other, err := d.hs[1].Limiter("cold", limit)
+				if err != nil {
+					t.Fatal(err)
+				}
+				d.wires[0].setFate(func(bool, []tier.Ask) fate { return cutOff(false, nil) })
+				for range 10 {
+					if r, err := l.Allow(context.Background(), "k"); err != nil || !r.Allowed {
+						t.Fatal(r, err)
+					}
+				}
+				until(t, "away", func() bool { return !online(d.hs[0]) })
+				time.Sleep(time.Second)
+				d.wires[0].setFate(nil)
+				until(t, "back", func() bool { return online(d.hs[0]) })
+				time.Sleep(5 * time.Second)
+				if r, err := other.Peek(t.Context(), "k"); err != nil || r.Remaining > 91 {
+					t.Errorf("10 were admitted without asking, and 5 s after Redis is back %v %v", r, err)
+				}
+				c := d.hs[0].table.Find(l.hash("k"), l.id, "k")
+				c.Mu.Lock()
+				if c.ChargeCold != 0 {
+					t.Errorf("%d tokens are still to be charged", c.ChargeCold)
+				}
+				c.Mu.Unlock()
+				d.close()
+			})
+		})
+	}
+}

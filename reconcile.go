@@ -472,7 +472,7 @@ func (d *domain) board(b batch) *flight {
 }
 
 // putOffLocked is what becomes in an outage of a cell that was to be settled: nothing is sent. Whoever waits is answered; a lease that can still
-// be returned, and an exhausted window that was polled, are looked at again until Redis is back. A refund is not kept: it would be credited
+// be returned, what is to be charged, and an exhausted window that was polled, are looked at again until Redis is back. A refund is not kept: it would be credited
 // later than it was given. Caller holds c.Mu.
 func (d *domain) putOffLocked(c *local.Cell) {
 	if c.Refund > 0 {
@@ -484,7 +484,7 @@ func (d *domain) putOffLocked(c *local.Cell) {
 	}
 	now := d.h.now()
 	lease := c.Slot != 0 && !c.Unknown && now <= c.Deadline() && (c.Base > 0 || c.Retired > 0)
-	if lease || !c.Dead && c.DeniedUntil() > now && c.Out > 0 {
+	if lease || !c.Dead && (c.ChargeCold > 0 || c.DeniedUntil() > now && c.Out > 0) {
 		d.scheduleLocked(c, now+int64(d.h.cfg.heartbeat))
 	}
 }

@@ -81,8 +81,10 @@ func (h *Hybrid) shareCountsLocked(c *local.Cell, now int64) bool {
 	}
 	d, p := h.domainOf(c), h.limiter(c.Owner).policy.Load()
 	switch at := c.Outage().ShareAt; {
-	case at == neverHeard: // it is charged
-		return true
+	case at == neverHeard && p.tier.Algorithm.Bucket(): // it is charged, as long as there is something
+		return c.Share.Peek(h.wall(now), p.tier, 1).ResetUS != 0
+	case at == neverHeard:
+		return c.Share.Admitted(h.wall(now)) > 0
 	case at == d.outageID():
 		return true
 	case p.tier.Algorithm.Bucket(): // it was never in the store: over with its outage

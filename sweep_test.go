@@ -148,7 +148,11 @@ func TestWhatKeepsACell(t *testing.T) {
 			"known":   func(c *local.Cell, on bool) { c.Known = one(on) * known },
 			"denial":  func(c *local.Cell, on bool) { c.Deny(1, one(on)*known) },
 			"share": func(c *local.Cell, on bool) {
-				c.Share = map[bool]local.State{true: local.New(d.ls[0].Limit().tier(), local.At(1), true)}[on]
+				c.Share = nil
+				if on {
+					c.Share = local.New(d.ls[0].Limit().tier(), h.wall(h.now()), true)
+					c.Share.Take(h.wall(h.now()), d.ls[0].Limit().tier(), 1)
+				}
 				c.Outage().ShareAt = neverHeard
 			},
 			"told":     func(c *local.Cell, on bool) { c.Outage().BackSent = one(on) },
@@ -357,4 +361,31 @@ func TestDenialsOfKeysLetGoAreCounted(t *testing.T) {
 			t.Errorf("%d were denied, %d are counted five minutes later; %d keys", denied, n, d.hs[0].Stats().Keys)
 		}
 	})
+}
+
+// Keys of before Redis was first heard are let go when they are idle.
+func TestKeysOfBeforeAreLetGo(t *testing.T) {
+	for _, limit := range five(100, time.Second) {
+		t.Run(limit.Algorithm.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				x := &wire{w: newWorld(model.Variant{}, time.Hour, 0)}
+				x.setFate(cutOff)
+				h, l := join(t, x, limit, 0, WithHeartbeat(simBeat), WithRemoteTimeout(simTimeout), WithSyncInterval(simSync), WithInstances(2))
+				until(t, "away", func() bool { return h.Stats().State == StateShare })
+				for _, k := range []string{"a", "b", "c"} {
+					if r, err := l.Allow(t.Context(), k); err != nil || !r.Allowed {
+						t.Fatal(r, err)
+					}
+				}
+				x.setFate(nil)
+				until(t, "online", func() bool { return online(h) })
+				time.Sleep(10 * time.Minute)
+				if s := h.Stats(); s.Keys != 0 {
+					t.Errorf("ten minutes later: %+v", s)
+				}
+				closeAll(t, h)
+				x.w.air.Wait()
+			})
+		})
+	}
 }

@@ -8,11 +8,14 @@ import (
 	"github.com/tierlimit/tierlimit/tier/remote"
 )
 
+// lookEvery is how often the map of a Cluster or Ring is read.
+const lookEvery = 5 * time.Second
+
 // followTopology keeps the map of a Cluster or Ring: at the start, now and then, when a server was given up and more often
 // while one is: another may have taken over. Until it is known nothing is sent, since a key's message carries what its own
 // server's heartbeat said.
 func (h *Hybrid) followTopology() {
-	const every, whileAway = 5 * time.Second, time.Second
+	const whileAway = time.Second
 	t := time.NewTimer(0)
 	defer t.Stop()
 	for {
@@ -22,7 +25,7 @@ func (h *Hybrid) followTopology() {
 		case <-h.lost:
 		case <-t.C:
 		}
-		wait := every
+		wait := lookEvery
 		switch err := h.refresh(); {
 		case err != nil && !h.resolved.Load():
 			wait = h.cfg.remoteTimeout
@@ -79,6 +82,11 @@ func (h *Hybrid) joinDomains() {
 		}
 		if state, _ := d.state(h.now()); old != now && h.resolved.Load() && state != StateOnline && h.client.Domain(old.Tag) == now {
 			continue
+		}
+		if old != now && h.resolved.Load() {
+			d.mu.Lock()
+			d.m.came = h.now()
+			d.mu.Unlock()
 		}
 		homes[g] = now.Tag
 	}

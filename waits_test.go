@@ -534,3 +534,67 @@ func TestTwoResets(t *testing.T) {
 		}
 	})
 }
+
+// Redis has refused a small cost beside a great one, in time: it is refused, whatever the fallback is and however long a second look takes.
+func TestRefusedIsRefused(t *testing.T) {
+	for _, limit := range []Limit{SlidingWindow(60, time.Minute), SlidingLog(60, time.Minute)} {
+		for _, policy := range []FallbackPolicy{FallbackOpen, FallbackShare} {
+			synctest.Test(t, func(t *testing.T) {
+				d := newDirected(t, 2, limit, model.Variant{}, WithLocalShare(0), WithFallback(policy))
+				d.intoWindow(time.Minute, 0)
+				if n := d.spend(1, 61); n != 60 {
+					t.Fatal(n)
+				}
+				d.wires[0].setFate(steady(12 * time.Millisecond)) // of a time-out of 20
+				for range 10 {
+					_, _ = d.ls[0].Peek(t.Context(), "other")
+				}
+				go func() { _, _ = d.ls[0].Peek(context.Background(), "k") }()
+				time.Sleep(11500 * time.Microsecond) // both join the next flight
+				var wg sync.WaitGroup
+				for _, n := range []int64{50, 1} {
+					wg.Go(func() {
+						r, err := d.ls[0].AllowN(context.Background(), "k", n)
+						if err != nil || r.Allowed || r.Source == Fallback {
+							t.Errorf("%v: Redis answers, and has refused a cost of %d: %v %v", limit, n, r, err)
+						}
+					})
+				}
+				wg.Wait()
+				d.close()
+			})
+		}
+	}
+}
+
+// A check that was refused is counted once.
+func TestADenialCountsOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDirected(t, 2, FixedWindow(10, time.Hour), model.Variant{}, WithLocalShare(0))
+		d.intoWindow(time.Hour, 5*time.Minute)
+		d.spend(1, 10)
+		for _, k := range []string{"a", "b", "c", "d", "e", "f", "g", "h", "i", "j"} { // Redis answers quickly so far
+			_, _ = d.ls[0].Allow(t.Context(), k)
+		}
+		d.wires[0].setFate(func(beat bool, _ []tier.Ask) fate {
+			if beat {
+				return fate{}
+			}
+			return fate{there: 7 * time.Millisecond, back: 7 * time.Millisecond}
+		})
+		before := d.ls[0].Stats().Denied
+		var wg sync.WaitGroup
+		for i := range 10 {
+			wg.Go(func() {
+				time.Sleep(time.Duration(i) * 1030 * time.Microsecond)
+				_, _ = d.ls[0].Allow(t.Context(), "k")
+			})
+		}
+		wg.Wait()
+		time.Sleep(time.Second)
+		if n := d.ls[0].Stats().Denied - before; n != 10 {
+			t.Errorf("10 checks were refused, %d are counted", n)
+		}
+		d.close()
+	})
+}
