@@ -12,6 +12,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"regexp"
 	"slices"
 	"strconv"
@@ -139,6 +140,41 @@ func TestHeaders(t *testing.T) {
 					}
 				}
 			})
+		})
+	}
+}
+
+// The cases that grpclimit has too: both say the same of a limit.
+func TestSharedHeaders(t *testing.T) {
+	text, err := os.ReadFile("testdata/headers.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var cases []struct {
+		Name, Limit, Sleep, Policy, State string
+		Before                            int
+		Cost                              int64
+	}
+	if err := json.Unmarshal(text, &cases); err != nil || len(cases) < 15 {
+		t.Fatalf("%d cases: %v", len(cases), err)
+	}
+	for _, tc := range cases {
+		synctest.Test(t, func(t *testing.T) {
+			limit, err1 := tierlimit.ParseLimit(tc.Limit)
+			sleep, err2 := time.ParseDuration(tc.Sleep)
+			if err := errors.Join(err1, err2); err != nil {
+				t.Fatal(err)
+			}
+			_, l := local(t, limit)
+			h := middleware(t, l, fixed("k"), httplimit.WithCost(func(*http.Request) int64 { return tc.Cost })).Handler(ok)
+			for range tc.Before {
+				serve(h, request(""))
+			}
+			time.Sleep(sleep)
+			res := serve(h, request(""))
+			if policy, state := header(res, "RateLimit-Policy"), header(res, "RateLimit"); policy != tc.Policy || state != tc.State {
+				t.Errorf("%s: got %s and %s, want %s and %s", tc.Name, policy, state, tc.Policy, tc.State)
+			}
 		})
 	}
 }
