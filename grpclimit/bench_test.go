@@ -37,9 +37,9 @@ func BenchmarkUnaryServer(b *testing.B) {
 		want  codes.Code
 	}{
 		{"key=everyone/path=allow", plenty(), grpclimit.Everyone(), codes.OK},
-		{"key=peer/path=allow", plenty(), grpclimit.Peer(), codes.OK},
+		{"key=ip/path=allow", plenty(), grpclimit.ClientIP(), codes.OK},
 		{"key=metadata/path=allow", plenty(), grpclimit.Metadata("x-api-key"), codes.OK},
-		{"key=method+peer/path=allow", plenty(), grpclimit.Join(grpclimit.Method(), grpclimit.Peer()), codes.OK},
+		{"key=method+ip/path=allow", plenty(), grpclimit.Join(grpclimit.Method(), grpclimit.ClientIP()), codes.OK},
 		{"key=everyone/path=deny", tierlimit.TokenBucket(0, time.Second), grpclimit.Everyone(), codes.ResourceExhausted},
 		{"key=everyone/path=unlimited", plenty(), grpclimit.Everyone(), codes.OK},
 	} {
@@ -67,8 +67,8 @@ func BenchmarkUnaryCall(b *testing.B) {
 		want codes.Code
 	}{
 		{"impl=bare", nil, codes.OK},
-		{"impl=grpclimit/path=allow", serverOptions(interceptor(b, limiter(b, "api", plenty()), grpclimit.Peer())), codes.OK},
-		{"impl=grpclimit/path=deny", serverOptions(interceptor(b, hourly(b, 0), grpclimit.Peer())), codes.ResourceExhausted},
+		{"impl=grpclimit/path=allow", serverOptions(interceptor(b, limiter(b, "api", plenty()), grpclimit.ClientIP())), codes.OK},
+		{"impl=grpclimit/path=deny", serverOptions(interceptor(b, hourly(b, 0), grpclimit.ClientIP())), codes.ResourceExhausted},
 	} {
 		b.Run(bench.name, func(b *testing.B) {
 			conn := serve(b, &echo{}, bench.opts)
@@ -92,7 +92,7 @@ func TestAllocations(t *testing.T) {
 		want float64
 	}{
 		{"allowed", interceptor(t, hourly(t, math.MaxInt32), grpclimit.Everyone()), 1},
-		{"allowed, by address", interceptor(t, hourly(t, math.MaxInt32), grpclimit.Peer()), 2},
+		{"allowed, by address", interceptor(t, hourly(t, math.MaxInt32), grpclimit.ClientIP()), 2},
 		{"skipped", interceptor(t, hourly(t, 0), grpclimit.Everyone(), grpclimit.WithSkipMethods("/test.Echo/*")), 0},
 	} {
 		intercept := tc.i.UnaryServerInterceptor()

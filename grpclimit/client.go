@@ -29,6 +29,9 @@ func (i *Interceptor) UnaryClientInterceptor() grpc.UnaryClientInterceptor {
 
 // StreamClientInterceptor counts the opening of each stream, and its messages if WithStreams says so. A message that is denied ends the
 // stream: the server sees it cancelled.
+//
+// It learns by a grpc.OnFinish among the CallOptions that a stream has ended. An interceptor further in has to pass them on: one that drops
+// them loses the refunds of WithRefundOn, and what the stream's context holds is freed only when the caller's context ends.
 func (i *Interceptor) StreamClientInterceptor() grpc.StreamClientInterceptor {
 	return func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 		c := named(Call{FullMethod: method, Client: true, Target: target(cc)})

@@ -6,7 +6,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"net/netip"
 	"net/url"
 	"time"
 
@@ -62,7 +61,7 @@ func Example() {
 	limits, err3 := grpclimit.New(grpclimit.Limits{
 		"/test.Echo/Say": login,
 		"*":              all,
-	}, grpclimit.Peer())
+	}, grpclimit.ClientIP())
 	if err := errors.Join(err1, err2, err3); err != nil {
 		fmt.Println(err)
 		return
@@ -99,14 +98,14 @@ func Example() {
 }
 
 func ExampleNew() {
-	_, err := grpclimit.New(grpclimit.Limits{"/pkg.Service": nil}, grpclimit.Metadata("x api key"), grpclimit.WithMissing(0))
+	_, err := grpclimit.New(grpclimit.Limits{"/pkg.Service": nil}, grpclimit.Metadata("x api key"), grpclimit.WithMissingKey(0))
 	fmt.Println(errors.Is(err, tierlimit.ErrConfig))
 	fmt.Println(err)
 	// Output:
 	// true
 	// tierlimit: invalid configuration: grpclimit: the Limiter of "/pkg.Service" is nil
 	// tierlimit: invalid configuration: grpclimit: metadata cannot have the name "x api key"
-	// tierlimit: invalid configuration: grpclimit: WithMissing(0) is none of MissingDeny, MissingAllow and MissingShared
+	// tierlimit: invalid configuration: grpclimit: unknown MissingKey 0
 }
 
 func ExampleLimits() {
@@ -140,8 +139,12 @@ func ExampleLimits() {
 
 // A client that paces itself instead of being denied by its server.
 func ExampleInterceptor_UnaryClientInterceptor() {
-	i := must(grpclimit.New(grpclimit.Limits{"*": api(tierlimit.TokenBucket(50, time.Second).WithBurst(1))}, grpclimit.Target(),
-		grpclimit.WithWait(grpclimit.Opening)))
+	all := api(tierlimit.TokenBucket(50, time.Second).WithBurst(1))
+	i, err := grpclimit.New(grpclimit.Limits{"*": all}, grpclimit.Target(), grpclimit.WithWait(grpclimit.Opening))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
 	conn, stop, err := start(&echo{}, nil,
 		grpc.WithChainUnaryInterceptor(i.UnaryClientInterceptor()),
 		grpc.WithChainStreamInterceptor(i.StreamClientInterceptor()))
@@ -179,7 +182,7 @@ func ExampleInterceptor_StreamClientInterceptor() {
 }
 
 func ExampleInterceptor_UnaryServerInterceptor() {
-	i := must(grpclimit.New(grpclimit.Limits{"*": api(tierlimit.TokenBucket(1, time.Hour))}, grpclimit.Peer()))
+	i := must(grpclimit.New(grpclimit.Limits{"*": api(tierlimit.TokenBucket(1, time.Hour))}, grpclimit.ClientIP()))
 	conn, stop, err := start(&echo{}, []grpc.ServerOption{grpc.ChainUnaryInterceptor(i.UnaryServerInterceptor())})
 	if err != nil {
 		fmt.Println(err)
@@ -197,8 +200,12 @@ func ExampleInterceptor_UnaryServerInterceptor() {
 
 // A server that counts the messages of a stream, not its opening.
 func ExampleInterceptor_StreamServerInterceptor() {
-	i := must(grpclimit.New(grpclimit.Limits{"*": api(tierlimit.TokenBucket(2, time.Hour))}, grpclimit.Peer(),
-		grpclimit.WithStreams(grpclimit.Received)))
+	all := api(tierlimit.TokenBucket(2, time.Hour))
+	i, err := grpclimit.New(grpclimit.Limits{"*": all}, grpclimit.ClientIP(), grpclimit.WithStreams(grpclimit.Received))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
 	conn, stop, err := start(&echo{}, []grpc.ServerOption{grpc.ChainStreamInterceptor(i.StreamServerInterceptor())})
 	if err != nil {
 		fmt.Println(err)
@@ -220,7 +227,7 @@ func ExampleInterceptor_StreamServerInterceptor() {
 
 // A name misspelt is a method not limited.
 func ExampleInterceptor_CheckServer() {
-	i := must(grpclimit.New(grpclimit.Limits{"/test.Ecko/*": api(tierlimit.TokenBucket(1, time.Hour))}, grpclimit.Peer()))
+	i := must(grpclimit.New(grpclimit.Limits{"/test.Ecko/*": api(tierlimit.TokenBucket(1, time.Hour))}, grpclimit.ClientIP()))
 	s := grpc.NewServer()
 	e := &echo{}
 	s.RegisterService(e.desc(), e)
@@ -237,7 +244,7 @@ func ExampleInterceptor_Stats() {
 		try(ctx, i, "/test.Echo/Say", nil)
 	}
 	fmt.Printf("%+v\n", i.Stats())
-	// Output: {Allowed:2 Denied:2 Unlimited:0 Failed:0 Missing:1 Refunded:0 RefundsLost:0}
+	// Output: {Allowed:2 Denied:2 Unlimited:0 Errors:0 MissingKeys:1 Refunded:0 RefundsLost:0}
 }
 
 // Work that turned out to be none costs nothing.
@@ -284,13 +291,20 @@ func ExampleWithCost() {
 
 // Health checks and reflection are counted unless they are named here.
 func ExampleWithSkipMethods() {
-	i := must(grpclimit.New(grpclimit.Limits{"*": api(tierlimit.TokenBucket(0, time.Second))}, grpclimit.Peer(),
-		grpclimit.WithSkipMethods("/grpc.health.v1.Health/*", "/grpc.reflection.v1.ServerReflection/*")))
-	fmt.Println(try(context.Background(), i, "/grpc.health.v1.Health/Check", nil))
-	fmt.Println(try(context.Background(), i, "/test.Echo/Say", nil))
+	all := api(tierlimit.TokenBucket(1, time.Hour))
+	i, err := grpclimit.New(grpclimit.Limits{"*": all}, grpclimit.ClientIP(),
+		grpclimit.WithSkipMethods("/grpc.health.v1.Health/*", "/grpc.reflection.v1.ServerReflection/*"))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	ctx := from(tcp("192.0.2.1:4711"), nil)
+	for range 2 {
+		fmt.Println(try(ctx, i, "/grpc.health.v1.Health/Check", nil), try(ctx, i, "/test.Echo/Say", nil))
+	}
 	// Output:
-	// OK
-	// ResourceExhausted
+	// OK OK
+	// OK ResourceExhausted
 }
 
 func ExampleWithSkip() {
@@ -302,20 +316,20 @@ func ExampleWithSkip() {
 
 type staff struct{}
 
-func ExampleWithMissing() {
-	for _, m := range []grpclimit.Missing{grpclimit.MissingDeny, grpclimit.MissingAllow, grpclimit.MissingShared} {
-		i := must(grpclimit.New(grpclimit.Limits{"*": api(tierlimit.TokenBucket(1, time.Hour))}, grpclimit.Metadata("x-api-key"), grpclimit.WithMissing(m)))
-		fmt.Println(try(context.Background(), i, "/test.Echo/Say", nil), try(context.Background(), i, "/test.Echo/Say", nil))
+func ExampleWithMissingKey() {
+	for _, m := range []grpclimit.MissingKey{grpclimit.MissingDeny, grpclimit.MissingCommon, grpclimit.MissingAllow} {
+		i := must(grpclimit.New(grpclimit.Limits{"*": api(tierlimit.TokenBucket(1, time.Hour))}, grpclimit.Metadata("x-api-key"), grpclimit.WithMissingKey(m)))
+		fmt.Println(m, try(context.Background(), i, "/test.Echo/Say", nil), try(context.Background(), i, "/test.Echo/Say", nil))
 	}
 	// Output:
-	// ResourceExhausted ResourceExhausted
-	// OK OK
-	// OK ResourceExhausted
+	// deny ResourceExhausted ResourceExhausted
+	// common OK ResourceExhausted
+	// allow OK OK
 }
 
 // A stream that is read no faster than its limit allows.
 func ExampleWithWait() {
-	i := must(grpclimit.New(grpclimit.Limits{"*": api(tierlimit.TokenBucket(50, time.Second).WithBurst(1))}, grpclimit.Peer(),
+	i := must(grpclimit.New(grpclimit.Limits{"*": api(tierlimit.TokenBucket(50, time.Second).WithBurst(1))}, grpclimit.ClientIP(),
 		grpclimit.WithStreams(grpclimit.Received), grpclimit.WithWait(grpclimit.Received)))
 	conn, stop, err := start(&echo{}, []grpc.ServerOption{grpc.StreamInterceptor(i.StreamServerInterceptor())})
 	if err != nil {
@@ -335,7 +349,7 @@ func ExampleWithWait() {
 }
 
 func ExampleWithStreams() {
-	i := must(grpclimit.New(grpclimit.Limits{"*": api(tierlimit.TokenBucket(5, time.Hour))}, grpclimit.Peer(),
+	i := must(grpclimit.New(grpclimit.Limits{"*": api(tierlimit.TokenBucket(5, time.Hour))}, grpclimit.ClientIP(),
 		grpclimit.WithStreams(grpclimit.Opening|grpclimit.Received|grpclimit.Sent)))
 	conn, stop, err := start(&echo{}, []grpc.ServerOption{grpc.StreamInterceptor(i.StreamServerInterceptor())})
 	if err != nil {
@@ -357,7 +371,7 @@ func ExampleWithStreams() {
 }
 
 func ExampleWithHeaders() {
-	i := must(grpclimit.New(grpclimit.Limits{"*": api(tierlimit.TokenBucket(60, time.Minute))}, grpclimit.Peer(), grpclimit.WithHeaders()))
+	i := must(grpclimit.New(grpclimit.Limits{"*": api(tierlimit.TokenBucket(60, time.Minute))}, grpclimit.ClientIP(), grpclimit.WithHeaders()))
 	conn, stop, err := start(&echo{}, []grpc.ServerOption{grpc.UnaryInterceptor(i.UnaryServerInterceptor())})
 	if err != nil {
 		fmt.Println(err)
@@ -366,13 +380,13 @@ func ExampleWithHeaders() {
 	defer stop()
 	var header metadata.MD
 	err = conn.Invoke(context.Background(), "/test.Echo/Say", wrapperspb.String("hello"), new(wrapperspb.StringValue), grpc.Header(&header))
-	fmt.Println(err, header.Get("ratelimit-limit"), header.Get("ratelimit-remaining"), header.Get("ratelimit-reset"))
-	// Output: <nil> [60] [59] [1]
+	fmt.Println(err, header.Get("ratelimit-policy"), header.Get("ratelimit"))
+	// Output: <nil> ["api";q=60;w=60] ["api";r=59;t=1]
 }
 
 // A client's own retries wait for as long as the server's limit needs.
 func ExampleWithPushback() {
-	i := must(grpclimit.New(grpclimit.Limits{"*": api(tierlimit.TokenBucket(20, time.Second).WithBurst(1))}, grpclimit.Peer(), grpclimit.WithPushback()))
+	i := must(grpclimit.New(grpclimit.Limits{"*": api(tierlimit.TokenBucket(20, time.Second).WithBurst(1))}, grpclimit.ClientIP(), grpclimit.WithPushback()))
 	conn, stop, err := start(&echo{}, []grpc.ServerOption{grpc.UnaryInterceptor(i.UnaryServerInterceptor())},
 		grpc.WithDefaultServiceConfig(`{"methodConfig": [{"name": [{}], "retryPolicy": {
 			"maxAttempts": 3, "initialBackoff": "0.001s", "maxBackoff": "0.001s", "backoffMultiplier": 1,
@@ -393,11 +407,11 @@ func ExampleWithPushback() {
 
 // The account of who has one, else the address; each method apart.
 func ExampleJoin() {
-	key := grpclimit.Join(grpclimit.Method(), grpclimit.First(grpclimit.Metadata("x-account"), grpclimit.Peer()))
+	key := grpclimit.Join(grpclimit.Method(), grpclimit.First(grpclimit.Metadata("x-account"), grpclimit.ClientIP()))
 	anonymous := from(tcp("192.0.2.1:4711"), nil)
 	known := from(tcp("192.0.2.1:4711"), nil, "x-account", "17")
 	for _, ctx := range []context.Context{anonymous, known} {
-		fmt.Println(key.Key(ctx, grpclimit.Call{FullMethod: "/test.Echo/Say"}))
+		fmt.Println(key.Of(ctx, grpclimit.Call{FullMethod: "/test.Echo/Say"}))
 	}
 	// Output:
 	// 14:/test.Echo/Say11:1:192.0.2.1 true
@@ -405,8 +419,8 @@ func ExampleJoin() {
 }
 
 func ExampleFirst() {
-	key := grpclimit.First(grpclimit.Auth(), grpclimit.Peer())
-	fmt.Println(key.Key(from(tcp("192.0.2.1:4711"), nil), grpclimit.Call{}))
+	key := grpclimit.First(grpclimit.Auth(), grpclimit.ClientIP())
+	fmt.Println(key.Of(from(tcp("192.0.2.1:4711"), nil), grpclimit.Call{}))
 	// Output: 1:192.0.2.1 true
 }
 
@@ -423,42 +437,49 @@ func ExampleMethod() {
 }
 
 func ExampleTarget() {
-	fmt.Println(grpclimit.Target().Key(context.Background(), grpclimit.Call{Client: true, Target: "dns:///db:443"}))
+	fmt.Println(grpclimit.Target().Of(context.Background(), grpclimit.Call{Client: true, Target: "dns:///db:443"}))
 	// Output: dns:///db:443 true
 }
 
 func ExampleMetadata() {
 	ctx := metadata.NewIncomingContext(context.Background(), metadata.Pairs("x-api-key", "17"))
-	fmt.Println(grpclimit.Metadata("X-API-Key").Key(ctx, grpclimit.Call{}))
+	fmt.Println(grpclimit.Metadata("X-API-Key").Of(ctx, grpclimit.Call{}))
 	// Output: 17 true
 }
 
-func ExamplePeer() {
-	for _, address := range []string{"192.0.2.1:4711", "[::ffff:192.0.2.1]:4712", "[2001:db8:0:1:2:3:4:5]:4711"} {
-		key, ok := grpclimit.Peer().Key(from(tcp(address), nil), grpclimit.Call{})
+func ExampleClientIP() {
+	for _, address := range []string{"192.0.2.1:4711", "[::ffff:192.0.2.1]:4712", "[64:ff9b::192.0.2.1]:4713", "[2001:db8:0:1:2:3:4:5]:4711"} {
+		key, ok := grpclimit.ClientIP().Of(from(tcp(address), nil), grpclimit.Call{})
 		fmt.Println(key, ok)
 	}
 	// Output:
 	// 192.0.2.1 true
 	// 192.0.2.1 true
+	// 192.0.2.1 true
 	// 2001:db8:0:1::/64 true
 }
 
-func ExampleWithIPv6Prefix() {
-	key := grpclimit.Peer(grpclimit.WithIPv4Prefix(24), grpclimit.WithIPv6Prefix(48))
+func ExampleNAT64() {
+	key := grpclimit.ClientIP(grpclimit.NAT64("2001:db8:64::/96"))
+	fmt.Println(key.Of(from(tcp("[2001:db8:64::192.0.2.1]:4711"), nil), grpclimit.Call{}))
+	// Output: 192.0.2.1 true
+}
+
+func ExampleIPv6Prefix() {
+	key := grpclimit.ClientIP(grpclimit.IPv6Prefix(48))
 	for _, address := range []string{"192.0.2.1:4711", "[2001:db8:0:1:2:3:4:5]:4711"} {
-		fmt.Println(key.Key(from(tcp(address), nil), grpclimit.Call{}))
+		fmt.Println(key.Of(from(tcp(address), nil), grpclimit.Call{}))
 	}
 	// Output:
-	// 192.0.2.0/24 true
+	// 192.0.2.1 true
 	// 2001:db8::/48 true
 }
 
 // Envoy, say, on 10.0.0.7: what it saw stands on the right, what the caller claims on the left.
-func ExampleWithTrustedProxies() {
-	key := grpclimit.Peer(grpclimit.WithTrustedProxies(netip.MustParsePrefix("10.0.0.0/8")))
-	fmt.Println(key.Key(from(tcp("10.0.0.7:4711"), nil, "x-forwarded-for", "203.0.113.1, 192.0.2.1"), grpclimit.Call{}))
-	fmt.Println(key.Key(from(tcp("198.51.100.1:4711"), nil, "x-forwarded-for", "203.0.113.1"), grpclimit.Call{}))
+func ExampleTrustedProxies() {
+	key := grpclimit.ClientIP(grpclimit.TrustedProxies("10.0.0.0/8"))
+	fmt.Println(key.Of(from(tcp("10.0.0.7:4711"), nil, "x-forwarded-for", "203.0.113.1, 192.0.2.1"), grpclimit.Call{}))
+	fmt.Println(key.Of(from(tcp("198.51.100.1:4711"), nil, "x-forwarded-for", "203.0.113.1"), grpclimit.Call{}))
 	// Output:
 	// 192.0.2.1 true
 	// 198.51.100.1 true
@@ -467,7 +488,7 @@ func ExampleWithTrustedProxies() {
 func ExampleAuth() {
 	id := &url.URL{Scheme: "spiffe", Host: "example.org", Path: "/billing"}
 	ctx := from(tcp("192.0.2.1:4711"), verified(&x509.Certificate{URIs: []*url.URL{id}})) // as grpc sets it after mutual TLS
-	fmt.Println(grpclimit.Auth().Key(ctx, grpclimit.Call{}))
+	fmt.Println(grpclimit.Auth().Of(ctx, grpclimit.Call{}))
 	// Output: spiffe://example.org/billing true
 }
 
@@ -482,7 +503,7 @@ func ExampleAuthFunc() {
 	})
 	id := &url.URL{Scheme: "spiffe", Host: "example.org", Path: "/billing"}
 	info := credentials.TLSInfo{State: tls.ConnectionState{PeerCertificates: []*x509.Certificate{{URIs: []*url.URL{id}}}}}
-	fmt.Println(key.Key(from(tcp("192.0.2.1:4711"), info), grpclimit.Call{}))
+	fmt.Println(key.Of(from(tcp("192.0.2.1:4711"), info), grpclimit.Call{}))
 	// Output: spiffe://example.org/billing true
 }
 
@@ -493,16 +514,16 @@ func ExampleCertificateIdentity() {
 
 // Another key for one method: the account in the request.
 func ExampleKeyFunc() {
-	peer := grpclimit.Peer()
+	address := grpclimit.ClientIP()
 	key := grpclimit.KeyFunc(func(ctx context.Context, c grpclimit.Call) (string, bool) {
 		if m, ok := c.Message.(*wrapperspb.StringValue); ok && c.FullMethod == "/test.Echo/Say" {
 			return m.Value, true
 		}
-		return peer.Key(ctx, c)
+		return address.Of(ctx, c)
 	})
 	ctx := from(tcp("192.0.2.1:4711"), nil)
-	fmt.Println(key.Key(ctx, grpclimit.Call{FullMethod: "/test.Echo/Say", Message: wrapperspb.String("account 17")}))
-	fmt.Println(key.Key(ctx, grpclimit.Call{FullMethod: "/test.Echo/Chat"}))
+	fmt.Println(key.Of(ctx, grpclimit.Call{FullMethod: "/test.Echo/Say", Message: wrapperspb.String("account 17")}))
+	fmt.Println(key.Of(ctx, grpclimit.Call{FullMethod: "/test.Echo/Chat"}))
 	// Output:
 	// account 17 true
 	// 192.0.2.1 true

@@ -2,8 +2,8 @@ package grpclimit
 
 import "net/netip"
 
-// ParseAddress is parseAddress, for its fuzz target.
-func ParseAddress(s string) (netip.Addr, bool) { return parseAddress(s) }
+// ParseNode is parseNode, for its fuzz target.
+func ParseNode(s string) (netip.Addr, bool) { return parseNode(s) }
 
 // Find is the pattern that holds for a method.
 func Find(patterns []string, method string) (string, bool) {

@@ -36,7 +36,7 @@ func TestTwoServersShareALimit(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		conns = append(conns, limited(t, &echo{}, interceptor(t, l, grpclimit.Peer(), grpclimit.WithStreams(grpclimit.Received))))
+		conns = append(conns, limited(t, &echo{}, interceptor(t, l, grpclimit.ClientIP(), grpclimit.WithStreams(grpclimit.Received))))
 	}
 	// Each goes on until the limit has been short for a while: what one server holds as a lease the other may have to wait for.
 	until := time.Now().Add(5 * time.Second)

@@ -29,7 +29,8 @@ type Interceptor struct {
 
 	patterns map[string]bool // of the limits and of what is skipped, for CheckServer
 
-	allowed, denied, missing, unlimited, failed, refunded, refundsLost atomic.Int64
+	allowed, denied, missing, unlimited, failed atomic.Int64 // moments
+	refunded, refundsLost                       atomic.Int64 // tokens
 }
 
 // New returns an Interceptor that counts calls by key under limits. Every fault (no limits, a pattern of another form, a nil
@@ -101,23 +102,23 @@ func (i *Interceptor) CheckServer(s interface {
 }
 
 // Stats counts moments: unary calls, openings of streams, and messages where WithStreams counts them. Each is in one of Allowed,
-// Denied, Unlimited and Failed. Limiter.Stats counts tokens.
+// Denied, Unlimited and Errors. Refunded and RefundsLost count tokens, as Limiter.Stats does.
 type Stats struct {
 	Allowed   int64 // passed by a Limiter
 	Denied    int64 // above a limit, or without a key under MissingDeny
 	Unlimited int64 // passed without asking a Limiter: no pattern fits, skipped, cost 0, or without a key under MissingAllow
-	Failed    int64 // ended since a Limiter returned an error: closed, the context done, a negative cost
+	Errors    int64 // ended since a Limiter returned an error: closed, the context done, a negative cost
 
-	Missing     int64 // had no key, whatever became of them; among the above
-	Refunded    int64 // given back, among Allowed; lost all the same where Redis is out of reach, of which Limiter.Refund has no error
-	RefundsLost int64 // not given back, since the Limiter returned an error
+	MissingKeys int64 // had no key, whatever became of them; among the above
+	Refunded    int64 // tokens given back; lost all the same where Redis is out of reach, of which Limiter.Refund has no error
+	RefundsLost int64 // tokens not given back, since the Limiter returned an error
 }
 
 // Stats returns a snapshot.
 func (i *Interceptor) Stats() Stats {
 	return Stats{
-		Allowed: i.allowed.Load(), Denied: i.denied.Load(), Unlimited: i.unlimited.Load(), Failed: i.failed.Load(),
-		Missing: i.missing.Load(), Refunded: i.refunded.Load(), RefundsLost: i.refundsLost.Load(),
+		Allowed: i.allowed.Load(), Denied: i.denied.Load(), Unlimited: i.unlimited.Load(), Errors: i.failed.Load(),
+		MissingKeys: i.missing.Load(), Refunded: i.refunded.Load(), RefundsLost: i.refundsLost.Load(),
 	}
 }
 
@@ -149,7 +150,7 @@ func (i *Interceptor) ruleFor(ctx context.Context, c Call) *rule {
 // A charge is what a moment cost whom; the zero one is nothing.
 type charge struct {
 	limiter *tierlimit.Limiter
-	key     string
+	key     string // set where the Limiter was asked, also for a denial
 	n       int64
 }
 
@@ -163,15 +164,15 @@ func (i *Interceptor) ask(ctx context.Context, r *rule, c Call, at Moment) (char
 		i.unlimited.Add(1)
 		return charge{}, tierlimit.Result{}, nil
 	}
-	key, ok := i.key.Key(ctx, c)
-	if !ok {
+	key, ok := i.key.Of(ctx, c)
+	if !ok || key == "" {
 		i.missing.Add(1)
 		switch i.cfg.missing {
 		case MissingAllow:
 			i.unlimited.Add(1)
 			return charge{}, tierlimit.Result{}, nil
-		case MissingShared:
-			key = sharedKey
+		case MissingCommon:
+			key = "" // which is no call's own
 		default:
 			i.denied.Add(1)
 			return charge{}, tierlimit.Result{}, r.withoutKey()
@@ -185,7 +186,7 @@ func (i *Interceptor) ask(ctx context.Context, r *rule, c Call, at Moment) (char
 		res, err = r.limiter.AllowN(ctx, key, n)
 		if err == nil && !res.Allowed {
 			i.denied.Add(1)
-			return charge{}, res, r.denied(res.RetryAfter)
+			return charge{key: key}, res, r.denied(res.RetryAfter)
 		}
 	}
 	switch {
@@ -197,16 +198,19 @@ func (i *Interceptor) ask(ctx context.Context, r *rule, c Call, at Moment) (char
 		return charge{}, tierlimit.Result{}, failure(err)
 	}
 	i.allowed.Add(1)
+	if res.Shadowed {
+		n = 0 // a denial that passes spends nothing
+	}
 	return charge{r.limiter, key, n}, res, nil
 }
 
 // giveBack refunds ch.
 func (i *Interceptor) giveBack(ctx context.Context, ch charge) error {
 	if err := ch.limiter.Refund(ctx, ch.key, ch.n); err != nil {
-		i.refundsLost.Add(1)
+		i.refundsLost.Add(ch.n)
 		return err
 	}
-	i.refunded.Add(1)
+	i.refunded.Add(ch.n)
 	return nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/x509"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -28,19 +29,20 @@ type Call struct {
 	Target string
 }
 
-// A Key says whose call it is. Two calls with the same key and the same Limiter share a count. Any bytes will do, "" too; ok is false
-// where the call has no key, and then WithMissing decides. It is asked for each call, and for each message of a stream that is counted,
+// A Key says whose call it is. Two calls with the same key and the same Limiter share a count. Where a call has
+// none, WithMissingKey decides. It is asked for each call, and for each message of a stream that is counted,
 // so it has to be quick; it is called by many goroutines at once.
 type Key interface {
-	Key(ctx context.Context, c Call) (key string, ok bool)
+	// Of returns the key of a call, any bytes. With ok false, or a key of no bytes, it has none.
+	Of(ctx context.Context, c Call) (key string, ok bool)
 }
 
 // KeyFunc makes a function a Key: for what an interceptor before this one put into the context, for a field of the request
 // (Call.Message), or for other keys by method. A nil one is a fault that New lists.
 type KeyFunc func(ctx context.Context, c Call) (key string, ok bool)
 
-// Key calls f. A nil f has no key.
-func (f KeyFunc) Key(ctx context.Context, c Call) (string, bool) {
+// Of calls f. A nil f has no key.
+func (f KeyFunc) Of(ctx context.Context, c Call) (string, bool) {
 	if f == nil {
 		return "", false
 	}
@@ -68,7 +70,7 @@ func keyOf(ctx context.Context, k Key, c Call) (string, bool) {
 	if k == nil {
 		return "", false
 	}
-	return k.Key(ctx, c)
+	return k.Of(ctx, c)
 }
 
 type everyoneKey struct{}
@@ -76,7 +78,7 @@ type everyoneKey struct{}
 // Everyone is one key for all calls: what a Limiter counts is then the sum of all callers and of all methods it is for.
 func Everyone() Key { return everyoneKey{} }
 
-func (everyoneKey) Key(context.Context, Call) (string, bool) { return "everyone", true }
+func (everyoneKey) Of(context.Context, Call) (string, bool) { return "everyone", true }
 
 type methodKey struct{}
 
@@ -84,14 +86,14 @@ type methodKey struct{}
 // callers make names up, each of which is a key of its own.
 func Method() Key { return methodKey{} }
 
-func (methodKey) Key(_ context.Context, c Call) (string, bool) { return c.FullMethod, true }
+func (methodKey) Of(_ context.Context, c Call) (string, bool) { return c.FullMethod, true }
 
 type targetKey struct{}
 
 // Target is for clients: the key is what the connection was made for. It is missing on a server.
 func Target() Key { return targetKey{} }
 
-func (targetKey) Key(_ context.Context, c Call) (string, bool) { return c.Target, c.Target != "" }
+func (targetKey) Of(_ context.Context, c Call) (string, bool) { return c.Target, c.Target != "" }
 
 type metadataKey struct{ name string }
 
@@ -100,10 +102,10 @@ type metadataKey struct{ name string }
 //
 // The key is missing where the value is absent or empty, and where there are several: else a caller could add one and choose which
 // counts. Callers choose their metadata, so a value limits only those who cannot make up another: check it before this
-// interceptor, or Join it with Peer.
+// interceptor, or Join it with ClientIP.
 func Metadata(name string) Key { return metadataKey{strings.ToLower(name)} }
 
-func (k metadataKey) Key(ctx context.Context, c Call) (string, bool) {
+func (k metadataKey) Of(ctx context.Context, c Call) (string, bool) {
 	values := metadataValues(ctx, c, k.name)
 	if len(values) != 1 || values[0] == "" {
 		return "", false
@@ -150,7 +152,7 @@ func AuthFunc(identity func(info credentials.AuthInfo) (id string, ok bool)) Key
 	return authKey{identity}
 }
 
-func (k authKey) Key(ctx context.Context, c Call) (string, bool) {
+func (k authKey) Of(ctx context.Context, c Call) (string, bool) {
 	// A client's context may be that of the call it serves, whose peer is somebody else.
 	if c.Client || k.identity == nil {
 		return "", false
@@ -208,14 +210,14 @@ func CertificateIdentity(cert *x509.Certificate) (id string, ok bool) {
 type joinKey []Key
 
 // Join makes one key of several: calls share a count only if all parts are equal. Parts are prefixed by their lengths, so that
-// two different lists never make the same key. It is missing where any part is. No parts, and a nil one, are faults that New lists.
-func Join(keys ...Key) Key { return joinKey(keys) }
+// two different lists never make the same key. It is missing where any part is, or has no bytes. No parts, and a nil one, are faults that New lists.
+func Join(keys ...Key) Key { return joinKey(slices.Clone(keys)) }
 
-func (k joinKey) Key(ctx context.Context, c Call) (string, bool) {
+func (k joinKey) Of(ctx context.Context, c Call) (string, bool) {
 	joined := make([]byte, 0, 128)
 	for _, part := range k {
 		v, ok := keyOf(ctx, part, c)
-		if !ok {
+		if !ok || v == "" {
 			return "", false
 		}
 		joined = appendPart(joined, v)
@@ -234,14 +236,14 @@ func (k joinKey) faults() []string { return listFaults("Join", k) }
 
 type firstKey []Key
 
-// First is the first of several keys that is not missing: the account of those who have one, else the address. Its place in the list is
+// First is the first of several keys that is not missing, nor of no bytes: the account of those who have one, else the address. Its place in the list is
 // part of the key, so that nobody's account can be named like somebody's address. It is missing where all are. No keys, and a nil
 // one, are faults that New lists.
-func First(keys ...Key) Key { return firstKey(keys) }
+func First(keys ...Key) Key { return firstKey(slices.Clone(keys)) }
 
-func (k firstKey) Key(ctx context.Context, c Call) (string, bool) {
+func (k firstKey) Of(ctx context.Context, c Call) (string, bool) {
 	for i, one := range k {
-		if v, ok := keyOf(ctx, one, c); ok {
+		if v, ok := keyOf(ctx, one, c); ok && v != "" {
 			return strconv.Itoa(i) + ":" + v, true
 		}
 	}

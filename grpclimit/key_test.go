@@ -5,11 +5,13 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/json"
 	"errors"
 	"math"
 	"net"
 	"net/netip"
 	"net/url"
+	"os"
 	"strings"
 	"testing"
 
@@ -65,7 +67,7 @@ func TestKeys(t *testing.T) {
 		spiffe   = &x509.Certificate{URIs: uris("https://example.org/x", "spiffe://example.org/a"), Subject: pkix.Name{CommonName: "n"}}
 		named    = &x509.Certificate{Subject: pkix.Name{CommonName: "spiffe://example.org/a"}, DNSNames: []string{"d"}}
 		dns      = &x509.Certificate{DNSNames: []string{"d", "e"}}
-		proxies  = grpclimit.WithTrustedProxies(netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("::ffff:172.16.0.0/108"), netip.MustParsePrefix("fd00::/8"))
+		proxies  = grpclimit.TrustedProxies("10.0.0.0/8", "::ffff:172.16.0.0/108", "fd00::/8")
 		missing  = grpclimit.KeyFunc(func(context.Context, grpclimit.Call) (string, bool) { return "", false })
 		constant = func(s string) grpclimit.Key {
 			return grpclimit.KeyFunc(func(context.Context, grpclimit.Call) (string, bool) { return s, true })
@@ -93,42 +95,41 @@ func TestKeys(t *testing.T) {
 		{"metadata of the server it is in", grpclimit.Metadata("id"), outgoing, server, "incoming"},
 		{"authority", grpclimit.Metadata(":authority"), from(nil, nil, ":authority", "a"), server, "a"},
 
-		{"v4", grpclimit.Peer(), from(tcp("192.0.2.1:5"), nil), server, "192.0.2.1"},
-		{"v4, another port", grpclimit.Peer(), from(tcp("192.0.2.1:6"), nil), server, "192.0.2.1"},
-		{"v4 in v6", grpclimit.Peer(), from(tcp("[::ffff:192.0.2.1]:5"), nil), server, "192.0.2.1"},
-		{"v4 in v6 with a zone", grpclimit.Peer(), from(text("[::ffff:192.0.2.1%eth0]:5"), nil), server, "192.0.2.1"},
-		{"v6", grpclimit.Peer(), from(tcp("[2001:db8:0:1:2:3:4:5]:5"), nil), server, "2001:db8:0:1::/64"},
-		{"v6, the same network", grpclimit.Peer(), from(tcp("[2001:db8:0:1::9]:5"), nil), server, "2001:db8:0:1::/64"},
-		{"v6, another network", grpclimit.Peer(), from(tcp("[2001:db8:0:2::9]:5"), nil), server, "2001:db8:0:2::/64"},
-		{"v6 with a zone", grpclimit.Peer(grpclimit.WithIPv6Prefix(128)), from(tcp("[fe80::1%eth0]:5"), nil), server, "fe80::1"},
-		{"v6 by 48", grpclimit.Peer(grpclimit.WithIPv6Prefix(48)), from(tcp("[2001:db8:1:2::9]:5"), nil), server, "2001:db8:1::/48"},
-		{"v4 by 24", grpclimit.Peer(grpclimit.WithIPv4Prefix(24)), from(tcp("192.0.2.77:5"), nil), server, "192.0.2.0/24"},
-		{"v4 in v6 by 24", grpclimit.Peer(grpclimit.WithIPv4Prefix(24)), from(tcp("[::ffff:192.0.2.77]:5"), nil), server, "192.0.2.0/24"},
-		{"text", grpclimit.Peer(), from(text("192.0.2.1:5"), nil), server, "192.0.2.1"},
-		{"text without port", grpclimit.Peer(), from(text("192.0.2.1"), nil), server, "192.0.2.1"},
-		{"v6 in brackets", grpclimit.Peer(), from(text("[2001:db8::1]"), nil), server, "2001:db8::/64"},
-		{"text that is no address", grpclimit.Peer(), from(text("bufconn"), nil), server, none},
-		{"unix", grpclimit.Peer(), from(&net.UnixAddr{Net: "unix", Name: "@"}, nil), server, none},
-		{"unix, named like an address", grpclimit.Peer(), from(&net.UnixAddr{Net: "unix", Name: "192.0.2.1:5"}, nil), server, none},
-		{"no address", grpclimit.Peer(), from(nil, nil), server, none},
-		{"an address that is nil", grpclimit.Peer(), from((*net.TCPAddr)(nil), nil), server, none},
-		{"an address without an IP", grpclimit.Peer(), from(&net.TCPAddr{Port: 5}, nil), server, none},
-		{"an address of 5 bytes", grpclimit.Peer(), from(&net.TCPAddr{IP: net.IP{1, 2, 3, 4, 5}}, nil), server, none},
-		{"no peer", grpclimit.Peer(), plain, server, none},
-		{"the peer of a client is not that of the call it serves", grpclimit.Peer(), outgoing, client, none},
+		{"v4", grpclimit.ClientIP(), from(tcp("192.0.2.1:5"), nil), server, "192.0.2.1"},
+		{"v4, another port", grpclimit.ClientIP(), from(tcp("192.0.2.1:6"), nil), server, "192.0.2.1"},
+		{"v4 in v6", grpclimit.ClientIP(), from(tcp("[::ffff:192.0.2.1]:5"), nil), server, "192.0.2.1"},
+		{"v4 in v6 with a zone", grpclimit.ClientIP(), from(text("[::ffff:192.0.2.1%eth0]:5"), nil), server, "192.0.2.1"},
+		{"v6", grpclimit.ClientIP(), from(tcp("[2001:db8:0:1:2:3:4:5]:5"), nil), server, "2001:db8:0:1::/64"},
+		{"v6, the same network", grpclimit.ClientIP(), from(tcp("[2001:db8:0:1::9]:5"), nil), server, "2001:db8:0:1::/64"},
+		{"v6, another network", grpclimit.ClientIP(), from(tcp("[2001:db8:0:2::9]:5"), nil), server, "2001:db8:0:2::/64"},
+		{"v6 with a zone", grpclimit.ClientIP(grpclimit.IPv6Prefix(128)), from(tcp("[fe80::1%eth0]:5"), nil), server, "fe80::1"},
+		{"v6 by 48", grpclimit.ClientIP(grpclimit.IPv6Prefix(48)), from(tcp("[2001:db8:1:2::9]:5"), nil), server, "2001:db8:1::/48"},
+		{"NAT64", grpclimit.ClientIP(), from(tcp("[64:ff9b::192.0.2.1]:5"), nil), server, "192.0.2.1"},
+		{"text", grpclimit.ClientIP(), from(text("192.0.2.1:5"), nil), server, "192.0.2.1"},
+		{"text without port", grpclimit.ClientIP(), from(text("192.0.2.1"), nil), server, "192.0.2.1"},
+		{"v6 in brackets", grpclimit.ClientIP(), from(text("[2001:db8::1]"), nil), server, "2001:db8::/64"},
+		{"text that is no address", grpclimit.ClientIP(), from(text("bufconn"), nil), server, none},
+		{"unix", grpclimit.ClientIP(), from(&net.UnixAddr{Net: "unix", Name: "@"}, nil), server, none},
+		{"unix, named like an address", grpclimit.ClientIP(), from(&net.UnixAddr{Net: "unix", Name: "192.0.2.1:5"}, nil), server, none},
+		{"no address", grpclimit.ClientIP(), from(nil, nil), server, none},
+		{"an address that is nil", grpclimit.ClientIP(), from((*net.TCPAddr)(nil), nil), server, none},
+		{"an address without an IP", grpclimit.ClientIP(), from(&net.TCPAddr{Port: 5}, nil), server, none},
+		{"an address of 5 bytes", grpclimit.ClientIP(), from(&net.TCPAddr{IP: net.IP{1, 2, 3, 4, 5}}, nil), server, none},
+		{"no peer", grpclimit.ClientIP(), plain, server, none},
+		{"the peer of a client is not that of the call it serves", grpclimit.ClientIP(), outgoing, client, none},
 
-		{"forwarded, nobody trusted", grpclimit.Peer(), from(tcp("10.0.0.1:5"), nil, "x-forwarded-for", "192.0.2.1"), server, "10.0.0.1"},
-		{"forwarded by an untrusted peer", grpclimit.Peer(proxies), from(tcp("192.0.2.9:5"), nil, "x-forwarded-for", "192.0.2.1"), server, "192.0.2.9"},
-		{"forwarded", grpclimit.Peer(proxies), from(tcp("10.0.0.1:5"), nil, "x-forwarded-for", "192.0.2.1"), server, "192.0.2.1"},
-		{"forwarded, a lie to the left", grpclimit.Peer(proxies), from(tcp("10.0.0.1:5"), nil, "x-forwarded-for", "203.0.113.1, 192.0.2.1"), server, "192.0.2.1"},
-		{"forwarded by two", grpclimit.Peer(proxies), from(tcp("10.0.0.1:5"), nil, "x-forwarded-for", "203.0.113.1,192.0.2.1, 172.16.3.4"), server, "192.0.2.1"},
-		{"forwarded in several lines", grpclimit.Peer(proxies), from(tcp("[fd00::1]:5"), nil, "x-forwarded-for", "203.0.113.1, 192.0.2.1", "x-forwarded-for", "10.9.9.9"), server, "192.0.2.1"},
-		{"forwarded, a lie in a line above", grpclimit.Peer(proxies), from(tcp("10.0.0.1:5"), nil, "x-forwarded-for", "203.0.113.1", "x-forwarded-for", "192.0.2.1"), server, "192.0.2.1"},
-		{"forwarded with a port", grpclimit.Peer(proxies), from(tcp("[::ffff:10.0.0.1]:5"), nil, "x-forwarded-for", "[2001:db8::1]:80"), server, "2001:db8::/64"},
-		{"forwarded, only proxies", grpclimit.Peer(proxies), from(tcp("10.0.0.1:5"), nil, "x-forwarded-for", "10.0.0.3, 10.0.0.2"), server, "10.0.0.3"},
-		{"forwarded, garbled", grpclimit.Peer(proxies), from(tcp("10.0.0.1:5"), nil, "x-forwarded-for", "192.0.2.1, unknown"), server, none},
-		{"forwarded, an empty entry", grpclimit.Peer(proxies), from(tcp("10.0.0.1:5"), nil, "x-forwarded-for", "192.0.2.1,"), server, none},
-		{"forwarded, no entry", grpclimit.Peer(proxies), from(tcp("10.0.0.1:5"), nil), server, "10.0.0.1"},
+		{"forwarded, nobody trusted", grpclimit.ClientIP(), from(tcp("10.0.0.1:5"), nil, "x-forwarded-for", "192.0.2.1"), server, "10.0.0.1"},
+		{"forwarded by an untrusted peer", grpclimit.ClientIP(proxies), from(tcp("192.0.2.9:5"), nil, "x-forwarded-for", "192.0.2.1"), server, "192.0.2.9"},
+		{"forwarded", grpclimit.ClientIP(proxies), from(tcp("10.0.0.1:5"), nil, "x-forwarded-for", "192.0.2.1"), server, "192.0.2.1"},
+		{"forwarded, a lie to the left", grpclimit.ClientIP(proxies), from(tcp("10.0.0.1:5"), nil, "x-forwarded-for", "203.0.113.1, 192.0.2.1"), server, "192.0.2.1"},
+		{"forwarded by two", grpclimit.ClientIP(proxies), from(tcp("10.0.0.1:5"), nil, "x-forwarded-for", "203.0.113.1,192.0.2.1, 172.16.3.4"), server, "192.0.2.1"},
+		{"forwarded in several lines", grpclimit.ClientIP(proxies), from(tcp("[fd00::1]:5"), nil, "x-forwarded-for", "203.0.113.1, 192.0.2.1", "x-forwarded-for", "10.9.9.9"), server, "192.0.2.1"},
+		{"forwarded, a lie in a line above", grpclimit.ClientIP(proxies), from(tcp("10.0.0.1:5"), nil, "x-forwarded-for", "203.0.113.1", "x-forwarded-for", "192.0.2.1"), server, "192.0.2.1"},
+		{"forwarded with a port", grpclimit.ClientIP(proxies), from(tcp("[::ffff:10.0.0.1]:5"), nil, "x-forwarded-for", "[2001:db8::1]:80"), server, "2001:db8::/64"},
+		{"forwarded, only proxies", grpclimit.ClientIP(proxies), from(tcp("10.0.0.1:5"), nil, "x-forwarded-for", "10.0.0.3, 10.0.0.2"), server, "10.0.0.3"},
+		{"forwarded, garbled", grpclimit.ClientIP(proxies), from(tcp("10.0.0.1:5"), nil, "x-forwarded-for", "192.0.2.1, unknown"), server, "10.0.0.1"},
+		{"forwarded, an empty entry", grpclimit.ClientIP(proxies), from(tcp("10.0.0.1:5"), nil, "x-forwarded-for", "192.0.2.1,"), server, "10.0.0.1"},
+		{"forwarded, no entry", grpclimit.ClientIP(proxies), from(tcp("10.0.0.1:5"), nil), server, "10.0.0.1"},
 
 		{"spiffe", grpclimit.Auth(), from(nil, verified(spiffe)), server, "spiffe://example.org/a"},
 		{"common name like a spiffe id", grpclimit.Auth(), from(nil, verified(named)), server, "cn:spiffe://example.org/a"},
@@ -145,11 +146,12 @@ func TestKeys(t *testing.T) {
 		{"a function, no credentials", grpclimit.AuthFunc(func(credentials.AuthInfo) (string, bool) { return "a", true }), from(nil, nil), server, none},
 
 		{"join", grpclimit.Join(grpclimit.Method(), grpclimit.Metadata("id")), from(nil, nil, "id", "a"), server, "14:/test.Echo/Say1:a"},
-		{"join with an empty part", grpclimit.Join(constant(""), constant("a")), plain, server, "0:1:a"},
+		{"join with an empty part", grpclimit.Join(constant(""), constant("a")), plain, server, none},
 		{"join with a missing part", grpclimit.Join(grpclimit.Method(), missing), plain, server, none},
 		{"join in a join", grpclimit.Join(grpclimit.Join(constant("a")), constant("b")), plain, server, "3:1:a1:b"},
 		{"first", grpclimit.First(constant("a"), constant("b")), plain, server, "0:a"},
 		{"first but one", grpclimit.First(missing, constant("a")), plain, server, "1:a"},
+		{"first but an empty one", grpclimit.First(constant(""), constant("a")), plain, server, "1:a"},
 		{"first of none", grpclimit.First(missing, missing), plain, server, none},
 
 		// What New refuses does not panic either.
@@ -159,9 +161,9 @@ func TestKeys(t *testing.T) {
 		{"a join of nothing", grpclimit.Join(), plain, server, none},
 		{"a first of nil", grpclimit.First(nil, constant("a")), plain, server, "1:a"},
 		{"a first of nothing", grpclimit.First(), plain, server, none},
-		{"a prefix out of range", grpclimit.Peer(grpclimit.WithIPv4Prefix(33)), from(tcp("192.0.2.1:5"), nil), server, none},
+		{"a prefix out of range", grpclimit.ClientIP(grpclimit.IPv6Prefix(129)), from(tcp("[2001:db8::1]:5"), nil), server, none},
 	} {
-		got, ok := tc.key.Key(tc.ctx, tc.call)
+		got, ok := tc.key.Of(tc.ctx, tc.call)
 		if !ok {
 			got = none
 		}
@@ -204,25 +206,27 @@ func TestNewListsEveryFault(t *testing.T) {
 			grpclimit.Limits{"*": l},
 			grpclimit.Join(
 				nil, grpclimit.KeyFunc(nil), grpclimit.Join(), grpclimit.First(), grpclimit.First(grpclimit.Metadata("")), grpclimit.Metadata("a b"), grpclimit.Metadata(":"), grpclimit.Metadata("ä"),
-				grpclimit.AuthFunc(nil), grpclimit.Peer(nil, grpclimit.WithIPv4Prefix(0), grpclimit.WithIPv6Prefix(129), grpclimit.WithTrustedProxies(netip.Prefix{})),
-				grpclimit.Peer(grpclimit.WithTrustedProxies()),
-				grpclimit.Peer(), grpclimit.Method(), grpclimit.Everyone(), grpclimit.Auth(), grpclimit.Target(), grpclimit.Metadata(":authority"),
+				grpclimit.AuthFunc(nil), grpclimit.ClientIP(nil, grpclimit.IPv6Prefix(129), grpclimit.TrustedProxies("10.0.0.0/33", "ten"), grpclimit.TrustedProxies("0.0.0.0/0", "::/0")),
+				grpclimit.ClientIP(grpclimit.TrustedProxies("::ffff:0:0/96", "::ffff:10.0.0.0/95"), grpclimit.NAT64("x", "2001:db8::/33", "10.0.0.0/32", "::ffff:0:0/96")),
+				grpclimit.ClientIP(grpclimit.TrustedProxies("10.0.0.1"), grpclimit.NAT64("2001:db8:64::/96")),
+				grpclimit.ClientIP(), grpclimit.Method(), grpclimit.Everyone(), grpclimit.Auth(), grpclimit.Target(), grpclimit.Metadata(":authority"),
 			),
 			nil,
 			[]string{
 				"a Key is nil", "a KeyFunc is nil", "Join has no keys", "First has no keys", `the name ""`, `the name "a b"`, `the name ":"`, `the name "ä"`,
-				"AuthFunc is nil", "a PeerOption is nil", "WithIPv4Prefix(0)", "WithIPv6Prefix(129)", "a prefix is not valid", "WithTrustedProxies without a prefix",
+				"AuthFunc is nil", "a ClientIPOption is nil", "IPv6Prefix is 129, want 1 to 128", `"10.0.0.0/33"`, `"ten"`, "0.0.0.0/0 trusts everybody", "::/0 trusts everybody",
+				"::ffff:0:0/96 trusts everybody", "::ffff:10.0.0.0/95 has more in it than IPv4", `"x"`, "33 bits, want 32", "10.0.0.0/32 is no IPv6 prefix", "::ffff:0:0/96 is no IPv6 prefix",
 			},
 		},
 		{
 			"options",
 			grpclimit.Limits{"*": l}, grpclimit.Method(),
 			[]grpclimit.Option{
-				nil, grpclimit.WithMissing(0), grpclimit.WithCost(nil), grpclimit.WithSkip(nil), grpclimit.WithSkipMethods(), grpclimit.WithSkipMethods("a", "/b/c"), grpclimit.WithStreams(0),
+				nil, grpclimit.WithMissingKey(0), grpclimit.WithCost(nil), grpclimit.WithSkip(nil), grpclimit.WithSkipMethods(), grpclimit.WithSkipMethods("a", "/b/c"), grpclimit.WithStreams(0),
 				grpclimit.WithRefundOn(), grpclimit.WithRefundOn(codes.OK, 17), grpclimit.WithWait(8),
 			},
 			[]string{
-				"an Option is nil", "WithMissing(0)", "WithCost is nil", "WithSkip is nil", "WithSkipMethods without", `WithSkipMethods: the pattern "a"`, "WithStreams(0)",
+				"an Option is nil", "unknown MissingKey 0", "WithCost is nil", "WithSkip is nil", "WithSkipMethods without", `WithSkipMethods: the pattern "a"`, "WithStreams(0)",
 				"WithRefundOn without", "WithRefundOn(0)", "WithRefundOn(17)", "WithWait(8)",
 			},
 		},
@@ -259,8 +263,8 @@ func TestNewListsEveryFault(t *testing.T) {
 }
 
 // One client is one key, whatever port it comes from.
-func TestPeerOverTCP(t *testing.T) {
-	i := interceptor(t, hourly(t, 2), grpclimit.Peer())
+func TestClientIPOverTCP(t *testing.T) {
+	i := interceptor(t, hourly(t, 2), grpclimit.ClientIP())
 	passed := 0
 	for range 3 {
 		if _, err := call(t.Context(), limited(t, &echo{}, i), ""); err == nil {
@@ -273,7 +277,7 @@ func TestPeerOverTCP(t *testing.T) {
 }
 
 // Behind a Unix socket and bufconn nobody has an address.
-func TestPeerWithoutAnAddress(t *testing.T) {
+func TestClientIPWithoutAnAddress(t *testing.T) {
 	unix, err := net.Listen("unix", t.TempDir()+"/s")
 	if err != nil {
 		t.Fatal(err)
@@ -288,15 +292,53 @@ func TestPeerWithoutAnAddress(t *testing.T) {
 		{unix, "unix:" + unix.Addr().String(), nil},
 		{memory, "passthrough:///memory", []grpc.DialOption{dial}},
 	} {
-		i := interceptor(t, hourly(t, math.MaxInt32), grpclimit.Peer())
+		i := interceptor(t, hourly(t, math.MaxInt32), grpclimit.ClientIP())
 		conn, stop, err := startOn(tc.listener, tc.target, &echo{}, serverOptions(i), tc.opts...)
 		if err != nil {
 			t.Fatal(err)
 		}
 		_, err = call(t.Context(), conn, "")
 		stop()
-		if got, want := i.Stats(), (grpclimit.Stats{Denied: 1, Missing: 1}); got != want {
+		if got, want := i.Stats(), (grpclimit.Stats{Denied: 1, MissingKeys: 1}); got != want {
 			t.Errorf("%s: %v, %+v, want %+v", tc.target, err, got, want)
+		}
+	}
+}
+
+// The cases that httplimit has too: one client has one key in both packages.
+func TestSharedAddresses(t *testing.T) {
+	table, err := os.ReadFile("../httplimit/testdata/addresses.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var cases []struct {
+		Name, Peer, Want          string
+		Trusted, Nat64, Forwarded []string
+		Bits                      int
+	}
+	if err := json.Unmarshal(table, &cases); err != nil || len(cases) < 50 {
+		t.Fatalf("%d cases: %v", len(cases), err)
+	}
+	for _, tc := range cases {
+		opts := []grpclimit.ClientIPOption{grpclimit.NAT64(tc.Nat64...)}
+		for _, p := range tc.Trusted { // given several times they add up
+			opts = append(opts, grpclimit.TrustedProxies(p))
+		}
+		if tc.Bits != 0 {
+			opts = append(opts, grpclimit.IPv6Prefix(tc.Bits))
+		}
+		var pairs []string
+		for _, line := range tc.Forwarded {
+			pairs = append(pairs, "x-forwarded-for", line)
+		}
+		peers := []net.Addr{text(tc.Peer)}
+		if a, err := netip.ParseAddrPort(tc.Peer); err == nil {
+			peers = append(peers, net.TCPAddrFromAddrPort(a))
+		}
+		for _, peer := range peers {
+			if key, ok := grpclimit.ClientIP(opts...).Of(from(peer, nil, pairs...), grpclimit.Call{}); key != tc.Want || ok != (tc.Want != "") {
+				t.Errorf("%s: %T got %q, %v, want %q", tc.Name, peer, key, ok, tc.Want)
+			}
 		}
 	}
 }

@@ -14,20 +14,30 @@ type option func(*config)
 
 func (f option) apply(c *config) { f(c) }
 
-// Missing says what becomes of a call that the Key finds no key for. Stats counts it whichever it is.
-type Missing uint8
+// MissingKey says what happens to a call that has no key. Stats counts it whichever it is.
+type MissingKey uint8
 
 const (
 	// MissingDeny ends the call with ResourceExhausted and no RetryInfo: another try would have no key either. The default.
-	MissingDeny Missing = iota + 1
-	// MissingAllow lets the call pass, uncounted by any Limiter.
+	MissingDeny MissingKey = iota + 1
+	// MissingCommon counts all of them as one key, which no other call has.
+	MissingCommon
+	// MissingAllow lets it pass, uncounted by any Limiter. Whoever can leave the key out has no limit.
 	MissingAllow
-	// MissingShared counts all calls without a key as one caller's.
-	MissingShared
 )
 
-// sharedKey is that caller's key. Who sends the same text as a key of its own joins them, as it would by sending none.
-const sharedKey = "grpclimit\x00no key"
+// String is the policy's name.
+func (m MissingKey) String() string {
+	switch m {
+	case MissingDeny:
+		return "deny"
+	case MissingCommon:
+		return "common"
+	case MissingAllow:
+		return "allow"
+	}
+	return fmt.Sprintf("MissingKey(%d)", uint8(m))
+}
 
 // Moment is a set of points of a call at which it can be counted.
 type Moment uint8
@@ -44,7 +54,7 @@ const (
 const allMoments = Opening | Received | Sent
 
 type config struct {
-	missing   Missing
+	missing   MissingKey
 	cost      func(context.Context, Call) int64
 	skip      []func(context.Context, Call) bool
 	unlimited table[struct{}]
@@ -70,8 +80,8 @@ func (c *config) fault(format string, args ...any) {
 // faults is what is wrong with c, each a sentence without its end.
 func (c *config) faults() []string {
 	out := c.wrong
-	if c.missing < MissingDeny || c.missing > MissingShared {
-		out = append(out, fmt.Sprintf("WithMissing(%d) is none of MissingDeny, MissingAllow and MissingShared", c.missing))
+	if c.missing < MissingDeny || c.missing > MissingAllow {
+		out = append(out, fmt.Sprintf("unknown MissingKey %d", uint8(c.missing)))
 	}
 	if c.streams == 0 || c.streams&^allMoments != 0 {
 		out = append(out, fmt.Sprintf("WithStreams(%d), want one or more of Opening, Received and Sent", c.streams))
@@ -84,10 +94,10 @@ func (c *config) faults() []string {
 	return out
 }
 
-// WithMissing says what becomes of calls without a key. Default: MissingDeny.
-func WithMissing(m Missing) Option { return option(func(c *config) { c.missing = m }) }
+// WithMissingKey sets what happens to a call without a key; default MissingDeny. Stats counts them under each policy.
+func WithMissingKey(m MissingKey) Option { return option(func(c *config) { c.missing = m }) }
 
-// WithCost sets what a call, or a message of a stream, costs in tokens; default 1. 0 passes and asks no Limiter; a cost above the
+// WithCost sets what a call, or a message of a stream, costs in tokens; default 1. 0 passes, and asks neither Key nor Limiter; a cost above the
 // capacity is denied for good, without RetryInfo; a negative one ends the call with the code Internal. It is called by many goroutines at
 // once. Bound what a caller can make of it: a request that names its own cost can use up a limit in one call.
 func WithCost(cost func(ctx context.Context, c Call) int64) Option {
@@ -165,9 +175,9 @@ func WithRefundOn(failed ...codes.Code) Option {
 	})
 }
 
-// WithHeaders lets a server tell how the caller stands, in the header metadata of unary calls and openings of streams: ratelimit-limit
-// (the capacity) and ratelimit-remaining in tokens, ratelimit-reset in seconds, rounded up. Of an unlimited Limiter there are none.
-// Default: off, since it tells callers the limits.
+// WithHeaders lets a server tell how the caller stands, in the header metadata of unary calls and openings of streams: ratelimit-policy and
+// ratelimit, the fields of draft-ietf-httpapi-ratelimit-headers with the values that httplimit sends. Of several Interceptors in a chain each
+// adds its own. Of an unlimited Limiter there are none. Default: off, since it tells callers the limits.
 func WithHeaders() Option { return option(func(c *config) { c.headers = true }) }
 
 // WithPushback lets a server tell the retries that are built into gRPC clients when to try again: the trailer grpc-retry-pushback-ms with

@@ -53,7 +53,7 @@ func TestRefundByTheHandler(t *testing.T) {
 			t.Fatalf("after %q %d are left, want %d", tc.text, got, tc.left)
 		}
 	}
-	if got, want := i.Stats(), (grpclimit.Stats{Allowed: 4, Refunded: 2}); got != want {
+	if got, want := i.Stats(), (grpclimit.Stats{Allowed: 4, Refunded: 8}); got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 }
@@ -78,7 +78,7 @@ func TestRefundOfAStream(t *testing.T) {
 	if err := stream.RecvMsg(new(wrapperspb.StringValue)); !errors.Is(err, io.EOF) {
 		t.Fatal(err)
 	}
-	ctx := context.WithoutCancel(<-contexts)
+	ctx := <-contexts
 	for range 2 { // once is enough
 		if err := grpclimit.Refund(ctx); err != nil || left(t, l) != 8 {
 			t.Fatalf("%v, %d are left, want 8", err, left(t, l))
@@ -103,8 +103,35 @@ func TestRefundThroughSeveralInterceptors(t *testing.T) {
 	if left(t, outer) != 10 || left(t, inner) != 10 || a.Stats().Refunded != 1 || b.Stats().Refunded != 1 {
 		t.Errorf("%d and %d are left, want 10 and 10; %+v, %+v", left(t, outer), left(t, inner), a.Stats(), b.Stats())
 	}
-	if err := grpclimit.Refund(t.Context()); err != nil {
+	if err := errors.Join(grpclimit.Refund(t.Context()), grpclimit.Refund(nil)); err != nil { //nolint:staticcheck // SA1012: a caller may do so
 		t.Error(err)
+	}
+}
+
+// What WithShadow lets pass was charged nothing, so there is nothing to give back.
+func TestRefundOfWhatIsShadowed(t *testing.T) {
+	h, err := tierlimit.NewLocal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := h.Limiter("api", tierlimit.FixedWindow(1, 24*time.Hour), tierlimit.WithShadow())
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := interceptor(t, l, grpclimit.Everyone(), grpclimit.WithRefundOn(codes.Internal))
+	for n := range 4 {
+		_, _ = i.UnaryServerInterceptor()(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: say}, func(ctx context.Context, _ any) (any, error) {
+			switch n {
+			case 0:
+				return nil, nil
+			case 1:
+				return nil, grpclimit.Refund(ctx)
+			}
+			return nil, status.Error(codes.Internal, "x")
+		})
+	}
+	if got, want := i.Stats(), (grpclimit.Stats{Allowed: 4}); got != want || left(t, l) != 0 {
+		t.Errorf("got %+v, want %+v; %d are left, want 0", got, want, left(t, l))
 	}
 }
 
@@ -113,16 +140,16 @@ func TestRefundThatFails(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := h.Limiter("api", tierlimit.FixedWindow(1, 1e12))
+	l, err := h.Limiter("api", tierlimit.FixedWindow(5, 1e12))
 	if err != nil {
 		t.Fatal(err)
 	}
-	i := interceptor(t, l, grpclimit.Everyone())
+	i := interceptor(t, l, grpclimit.Everyone(), grpclimit.WithCost(func(context.Context, grpclimit.Call) int64 { return 3 }))
 	_, err = i.UnaryServerInterceptor()(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: say}, func(ctx context.Context, _ any) (any, error) {
 		h.Close(ctx)
 		return nil, grpclimit.Refund(ctx)
 	})
-	if got, want := i.Stats(), (grpclimit.Stats{Allowed: 1, RefundsLost: 1}); !errors.Is(err, tierlimit.ErrClosed) || got != want {
+	if got, want := i.Stats(), (grpclimit.Stats{Allowed: 1, RefundsLost: 3}); !errors.Is(err, tierlimit.ErrClosed) || got != want {
 		t.Errorf("got %v, %+v, want %+v", err, got, want)
 	}
 }
@@ -248,12 +275,20 @@ func TestRefundOfACallThatWasGivenUp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, side := range []string{"server", "client"} {
+	for _, side := range []string{"server", "client", "handler"} {
 		i := interceptor(t, l, grpclimit.Everyone(), grpclimit.WithRefundOn(codes.Canceled))
 		ctx, cancel := context.WithCancel(t.Context())
 		if side == "server" {
 			_, err = i.UnaryServerInterceptor()(ctx, nil, &grpc.UnaryServerInfo{FullMethod: say}, func(ctx context.Context, _ any) (any, error) {
 				cancel()
+				return nil, ctx.Err()
+			})
+		} else if side == "handler" {
+			_, err = i.UnaryServerInterceptor()(ctx, nil, &grpc.UnaryServerInfo{FullMethod: say}, func(ctx context.Context, _ any) (any, error) {
+				cancel()
+				if err := grpclimit.Refund(ctx); err != nil {
+					t.Error(err)
+				}
 				return nil, ctx.Err()
 			})
 		} else {

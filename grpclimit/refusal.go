@@ -37,6 +37,7 @@ func (r *refusal) Unwrap() error { return r.cause }
 // A rule is a Limiter with the texts of its denials. They name the limiter, which its operator chose, and nothing of the call.
 type rule struct {
 	limiter        *tierlimit.Limiter
+	name           string // of the limiter, as a structured-field string
 	over, keyless  string
 	quota, unnamed *errdetails.QuotaFailure
 }
@@ -44,6 +45,7 @@ type rule struct {
 func newRule(l *tierlimit.Limiter) *rule {
 	r := &rule{
 		limiter: l,
+		name:    `"` + l.Name() + `"`, // of which no character is to be escaped
 		over:    fmt.Sprintf("rate limit %q exceeded", l.Name()),
 		keyless: fmt.Sprintf("rate limit %q: the call has no key to be counted by", l.Name()),
 	}

@@ -21,7 +21,7 @@ func (i *Interceptor) UnaryServerInterceptor() grpc.UnaryServerInterceptor {
 		c := named(Call{FullMethod: info.FullMethod, Message: req})
 		r := i.ruleFor(ctx, c)
 		ch, res, err := i.ask(ctx, r, c, Opening)
-		i.tell(ctx, r, res, err)
+		i.tell(ctx, r, ch.key, res, err)
 		switch {
 		case err != nil:
 			return nil, err
@@ -46,7 +46,7 @@ func (i *Interceptor) StreamServerInterceptor() grpc.StreamServerInterceptor {
 			var res tierlimit.Result
 			var err error
 			ch, res, err = i.ask(ctx, r, c, Opening)
-			i.tell(ctx, r, res, err)
+			i.tell(ctx, r, ch.key, res, err)
 			if err != nil {
 				return err
 			}
@@ -132,14 +132,9 @@ func (s *serverStream) end(err error) error {
 }
 
 // tell puts what the options ask for into the header and the trailer.
-func (i *Interceptor) tell(ctx context.Context, r *rule, res tierlimit.Result, err error) {
-	if i.cfg.headers && res.Source != 0 && r.limiter.Limit() != tierlimit.Unlimited() {
-		// It fails where the header is out already, or there is no server around: the call goes on without.
-		_ = grpc.SetHeader(ctx, metadata.MD{
-			limitHeader:     {strconv.FormatInt(res.Limit, 10)},
-			remainingHeader: {strconv.FormatInt(res.Remaining, 10)},
-			resetHeader:     {strconv.FormatInt(roundUp(res.ResetAfter, time.Second), 10)},
-		})
+func (i *Interceptor) tell(ctx context.Context, r *rule, key string, res tierlimit.Result, err error) {
+	if i.cfg.headers && res.Source != 0 {
+		r.setHeaders(ctx, key, &res)
 	}
 	i.pushBack(ctx, err)
 }
@@ -189,9 +184,12 @@ func (c *chargedContext) settle(err error) {
 // Refund gives back what the call cost that ctx, a server handler's context, belongs to: what every Interceptor on its way charged, of a
 // stream for its opening. It does so once: called again, and for a call that cost nothing, it does nothing and returns nil.
 //
-// It may wait for Redis, and the refund is lost when ctx ends before that, as Limiter.Refund says: give it a context.WithoutCancel(ctx) where
-// the caller may have left, and after the handler has returned. Errors are Limiter.Refund's, joined.
+// It may wait for Redis as Limiter.Refund does, also when ctx has ended because the caller has left. Errors are Limiter.Refund's, joined.
 func Refund(ctx context.Context) error {
+	if ctx == nil {
+		return nil
+	}
+	free := context.WithoutCancel(ctx)
 	var errs []error
 	for at := ctx; at != nil; {
 		c, ok := at.Value(chargedKey{}).(*chargedContext)
@@ -199,25 +197,11 @@ func Refund(ctx context.Context) error {
 			break
 		}
 		if c.given.CompareAndSwap(false, true) {
-			errs = append(errs, c.i.giveBack(ctx, c.charge))
+			errs = append(errs, c.i.giveBack(free, c.charge))
 		}
 		at = c.Context
 	}
 	return errors.Join(errs...)
 }
 
-const (
-	limitHeader     = "ratelimit-limit"
-	remainingHeader = "ratelimit-remaining"
-	resetHeader     = "ratelimit-reset"
-	pushbackTrailer = "grpc-retry-pushback-ms"
-)
-
-// roundUp is d in units; d is above 0 or 0.
-func roundUp(d, unit time.Duration) int64 {
-	n := int64(d / unit)
-	if d%unit > 0 {
-		n++
-	}
-	return n
-}
+const pushbackTrailer = "grpc-retry-pushback-ms"

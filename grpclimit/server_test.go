@@ -240,7 +240,7 @@ func TestLimiterErrors(t *testing.T) {
 					t.Errorf("%s: an error is no denial", kind)
 				}
 			}
-			if got, want := i.Stats(), (grpclimit.Stats{Failed: 4}); ran != 0 || got != want {
+			if got, want := i.Stats(), (grpclimit.Stats{Errors: 4}); ran != 0 || got != want {
 				t.Errorf("handlers ran %d times, %+v, want %+v", ran, got, want)
 			}
 		})
@@ -382,21 +382,21 @@ func TestCheckServer(t *testing.T) {
 	}
 }
 
-func TestMissing(t *testing.T) {
+func TestMissingKeys(t *testing.T) {
 	for _, tc := range []struct {
-		policy grpclimit.Missing
+		policy grpclimit.MissingKey
 		passed int
 		stats  grpclimit.Stats
 	}{
-		{grpclimit.MissingDeny, 0, grpclimit.Stats{Allowed: 2, Denied: 3, Missing: 3}},
-		{grpclimit.MissingAllow, 3, grpclimit.Stats{Allowed: 2, Unlimited: 3, Missing: 3}},
-		{grpclimit.MissingShared, 1, grpclimit.Stats{Allowed: 3, Denied: 2, Missing: 3}},
+		{grpclimit.MissingDeny, 0, grpclimit.Stats{Allowed: 2, Denied: 3, MissingKeys: 3}},
+		{grpclimit.MissingCommon, 1, grpclimit.Stats{Allowed: 3, Denied: 2, MissingKeys: 3}},
+		{grpclimit.MissingAllow, 3, grpclimit.Stats{Allowed: 2, Unlimited: 3, MissingKeys: 3}},
 	} {
-		i := interceptor(t, hourly(t, 1), grpclimit.Metadata("X-Api-Key"), grpclimit.WithMissing(tc.policy))
+		i := interceptor(t, hourly(t, 1), grpclimit.Metadata("X-Api-Key"), grpclimit.WithMissingKey(tc.policy))
 		conn := limited(t, &echo{}, i)
 		for _, key := range []string{"a", "b"} {
 			if _, err := call(t.Context(), conn, "", "x-api-key", key); err != nil {
-				t.Errorf("policy %d: %v", tc.policy, err)
+				t.Errorf("policy %v: %v", tc.policy, err)
 			}
 		}
 		passed := 0
@@ -406,11 +406,11 @@ func TestMissing(t *testing.T) {
 			case err == nil:
 				passed++
 			case status.Code(err) != codes.ResourceExhausted:
-				t.Errorf("policy %d: %v", tc.policy, err)
+				t.Errorf("policy %v: %v", tc.policy, err)
 			}
 		}
 		if got := i.Stats(); passed != tc.passed || got != tc.stats {
-			t.Errorf("policy %d: %d without a key passed, want %d; %+v, want %+v", tc.policy, passed, tc.passed, got, tc.stats)
+			t.Errorf("policy %v: %d without a key passed, want %d; %+v, want %+v", tc.policy, passed, tc.passed, got, tc.stats)
 		}
 	}
 }
@@ -442,7 +442,7 @@ func TestCost(t *testing.T) {
 
 // However many call at once over however many connections, as many pass as the limit says.
 func TestManyAtOnce(t *testing.T) {
-	i := interceptor(t, hourly(t, 100), grpclimit.Peer())
+	i := interceptor(t, hourly(t, 100), grpclimit.ClientIP())
 	e := &echo{}
 	var passed, denied atomic.Int64
 	conns := []*grpc.ClientConn{limited(t, e, i), limited(t, e, i), limited(t, e, i)}
@@ -467,5 +467,18 @@ func TestManyAtOnce(t *testing.T) {
 	}
 	if got, want := i.Stats(), (grpclimit.Stats{Allowed: 100, Denied: 380}); got != want {
 		t.Errorf("got %+v, want %+v", got, want)
+	}
+}
+
+// A key of no bytes is none, and so shares nothing with the common key.
+func TestEmptyKey(t *testing.T) {
+	i := interceptor(t, hourly(t, 1), grpclimit.KeyFunc(func(context.Context, grpclimit.Call) (string, bool) { return "", true }))
+	_, err := call(t.Context(), limited(t, &echo{}, i), "")
+	wantCode(t, err, codes.ResourceExhausted)
+	if got, want := i.Stats(), (grpclimit.Stats{Denied: 1, MissingKeys: 1}); got != want {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	if got := fmt.Sprint(grpclimit.MissingDeny, grpclimit.MissingCommon, grpclimit.MissingAllow, grpclimit.MissingKey(9)); got != "deny common allow MissingKey(9)" {
+		t.Error(got)
 	}
 }

@@ -171,7 +171,7 @@ func TestStreamBothDirectionsAtOnce(t *testing.T) {
 					t.Errorf("a stream ended with %v", err)
 				}
 			}
-			if s := i.Stats(); s.Allowed != limit || s.Denied < 8 || s.Failed != 0 {
+			if s := i.Stats(); s.Allowed != limit || s.Denied < 8 || s.Errors != 0 {
 				t.Errorf("%+v, want %d allowed, 8 denied or more", s, limit)
 			}
 		})

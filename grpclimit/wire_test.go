@@ -8,10 +8,15 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/json"
+	"errors"
 	"math/big"
 	"net"
+	"os"
 	"strconv"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
@@ -25,63 +30,105 @@ import (
 	"github.com/tierlimit/tierlimit/grpclimit"
 )
 
-var ratelimit = []string{"ratelimit-limit", "ratelimit-remaining", "ratelimit-reset", "grpc-retry-pushback-ms"}
-
-// said is what header and trailer have of ratelimit, an absent one as "".
-func said(header, trailer metadata.MD) (out [4]string) {
-	for n, name := range ratelimit {
-		if v := metadata.Join(header, trailer).Get(name); len(v) > 0 {
-			out[n] = v[0]
-		}
-	}
-	return out
+// said is what header and trailer have under a name, "" for nothing.
+func said(name string, of ...metadata.MD) string {
+	return strings.Join(metadata.Join(of...).Get(name), ", ")
 }
 
-func TestHeaders(t *testing.T) {
-	l := func() *tierlimit.Limiter { return limiter(t, "api", tierlimit.TokenBucket(2, time.Hour)) }
-	for _, tc := range []struct {
-		name string
-		i    *grpclimit.Interceptor
-		want [3][4]string
-	}{
-		{"off", interceptor(t, l(), grpclimit.Everyone()), [3][4]string{}},
-		{"on", interceptor(t, l(), grpclimit.Everyone(), grpclimit.WithHeaders()), [3][4]string{{"2", "1", "1800", ""}, {"2", "0", "3600", ""}, {"2", "0", "3600", ""}}},
-		{"unlimited", interceptor(t, limiter(t, "api", tierlimit.Unlimited()), grpclimit.Everyone(), grpclimit.WithHeaders()), [3][4]string{}},
-		{"blocked", interceptor(t, hourly(t, 0), grpclimit.Everyone(), grpclimit.WithHeaders()), [3][4]string{{"0", "0", "0", ""}, {"0", "0", "0", ""}, {"0", "0", "0", ""}}},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			for _, kind := range []string{"unary", "stream"} {
-				i := tc.i
-				if kind == "stream" && tc.name == "on" {
-					i = interceptor(t, l(), grpclimit.Everyone(), grpclimit.WithHeaders())
-				}
-				conn := limited(t, &echo{}, i)
-				for n, want := range tc.want {
-					var header, trailer metadata.MD
-					if kind == "unary" {
-						_ = conn.Invoke(t.Context(), say, wrapperspb.String(""), new(wrapperspb.StringValue), grpc.Header(&header), grpc.Trailer(&trailer))
-					} else {
-						stream, err := open(t.Context(), conn, chat)
-						if err != nil {
-							t.Fatal(err)
-						}
-						_ = exchange(stream, "")
-						stream.CloseSend()
-						_ = stream.RecvMsg(new(wrapperspb.StringValue))
-						header, _ = stream.Header()
-						trailer = stream.Trailer()
-					}
-					got := said(header, trailer)
-					// The bucket refills while the test runs.
-					if s, err := strconv.Atoi(got[2]); err == nil && s > 0 && s < 3600 && want[2] == "3600" && s > 3590 {
-						got[2] = want[2]
-					}
-					if got != want {
-						t.Errorf("%s %d: got %q, want %q", kind, n, got, want)
-					}
-				}
+// transport is where SetHeader leaves what it is given.
+type transport struct {
+	grpc.ServerTransportStream
+	header metadata.MD
+}
+
+func (s *transport) SetHeader(md metadata.MD) error {
+	s.header = metadata.Join(s.header, md)
+	return nil
+}
+
+// The cases that httplimit has too: both say the same of a limit.
+func TestSharedHeaders(t *testing.T) {
+	table, err := os.ReadFile("../httplimit/testdata/headers.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var cases []struct {
+		Name, Limit, Sleep, Policy, State string
+		Before                            int
+		Cost                              int64
+	}
+	if err := json.Unmarshal(table, &cases); err != nil || len(cases) < 15 {
+		t.Fatalf("%d cases: %v", len(cases), err)
+	}
+	for _, tc := range cases {
+		synctest.Test(t, func(t *testing.T) {
+			limit, err1 := tierlimit.ParseLimit(tc.Limit)
+			sleep, err2 := time.ParseDuration(tc.Sleep)
+			if err := errors.Join(err1, err2); err != nil {
+				t.Fatal(err)
+			}
+			i := interceptor(t, limiter(t, "api", limit), grpclimit.Everyone(), grpclimit.WithHeaders(),
+				grpclimit.WithCost(func(context.Context, grpclimit.Call) int64 { return tc.Cost }))
+			ask := func() metadata.MD {
+				s := new(transport)
+				ctx := grpc.NewContextWithServerTransportStream(t.Context(), s)
+				_, _ = i.UnaryServerInterceptor()(ctx, nil, &grpc.UnaryServerInfo{FullMethod: say}, nothing)
+				return s.header
+			}
+			for range tc.Before {
+				ask()
+			}
+			time.Sleep(sleep)
+			if header := ask(); said("ratelimit-policy", header) != tc.Policy || said("ratelimit", header) != tc.State {
+				t.Errorf("%s: got %v, want %s and %s", tc.Name, header, tc.Policy, tc.State)
 			}
 		})
+	}
+}
+
+// On the wire, for unary calls and streams, allowed and denied; of two interceptors each tells its own.
+func TestHeaders(t *testing.T) {
+	strict := func(t *testing.T, opts ...grpclimit.Option) *grpclimit.Interceptor {
+		return interceptor(t, limiter(t, "strict", tierlimit.FixedWindow(1, 24*365*time.Hour)), grpclimit.Everyone(), opts...)
+	}
+	const policy = `"api";q=2;w=7200, "strict";q=1;w=31536000`
+	for _, kind := range []string{"unary", "stream", "off"} {
+		a := interceptor(t, limiter(t, "api", tierlimit.TokenBucket(1, time.Hour).WithBurst(2)), grpclimit.Everyone(), grpclimit.WithHeaders())
+		b := strict(t, grpclimit.WithHeaders())
+		want := []string{`"api";r=1;t=3600, "strict";r=0;t=`, `"api";r=0;t=3600, "strict";r=0;t=`, `"api";r=0;t=3`}
+		if kind == "off" {
+			a, b = interceptor(t, hourly(t, 2), grpclimit.Everyone()), strict(t)
+			want = []string{"", "", ""}
+		}
+		conn := serve(t, &echo{}, []grpc.ServerOption{
+			grpc.ChainUnaryInterceptor(a.UnaryServerInterceptor(), b.UnaryServerInterceptor()),
+			grpc.ChainStreamInterceptor(a.StreamServerInterceptor(), b.StreamServerInterceptor()),
+		})
+		for n, state := range want {
+			var header metadata.MD
+			if kind == "stream" {
+				stream, err := open(t.Context(), conn, chat)
+				if err != nil {
+					t.Fatal(err)
+				}
+				_ = exchange(stream, "")
+				stream.CloseSend()
+				_ = stream.RecvMsg(new(wrapperspb.StringValue))
+				header, _ = stream.Header()
+			} else {
+				_ = conn.Invoke(t.Context(), say, wrapperspb.String(""), new(wrapperspb.StringValue), grpc.Header(&header))
+			}
+			of := policy
+			if n == 2 {
+				of = `"api";q=2;w=7200`
+			}
+			if kind == "off" {
+				of = ""
+			}
+			if got := said("ratelimit", header); said("ratelimit-policy", header) != of || !strings.HasPrefix(got, state) || kind == "off" && got != "" {
+				t.Errorf("%s %d: got %v, want %s and %s", kind, n, header, of, state)
+			}
+		}
 	}
 }
 
@@ -108,7 +155,7 @@ func TestPushback(t *testing.T) {
 		}
 		wantCode(t, exchange(stream, ""), codes.ResourceExhausted)
 		for kind, md := range map[string]metadata.MD{"unary": trailer, "message": stream.Trailer()} {
-			got := said(nil, md)[3]
+			got := said("grpc-retry-pushback-ms", md)
 			if ms, err := strconv.Atoi(got); err != nil || !tc.ok(ms) {
 				t.Errorf("%s, %s: the pushback is %q", tc.name, kind, got)
 			}
@@ -222,7 +269,7 @@ func TestAuthOverTLS(t *testing.T) {
 			t.Errorf("step %d: %v, want %v", n, got, step.want)
 		}
 	}
-	if got, want := i.Stats(), (grpclimit.Stats{Allowed: 2, Denied: 3, Missing: 2}); got != want {
+	if got, want := i.Stats(), (grpclimit.Stats{Allowed: 2, Denied: 3, MissingKeys: 2}); got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 }
@@ -265,7 +312,7 @@ func TestKeyFromTheContextAndTheRequest(t *testing.T) {
 		{"a", "x", codes.ResourceExhausted},
 		{"b", "x", codes.OK},
 		{"a", "y", codes.OK},
-		{"a1:x", "", codes.OK}, // not what a and x join to
+		{"a1:x", "z", codes.OK}, // not what a and x join to
 	} {
 		if _, err := call(t.Context(), conn, step.text, "token", step.token); status.Code(err) != step.want {
 			t.Errorf("step %d: got %v, want %v", n, err, step.want)

@@ -2,8 +2,8 @@ package httplimit
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"net/http"
 	"sync/atomic"
 
 	"github.com/tierlimit/tierlimit"
@@ -36,8 +36,8 @@ func (s *scope) Value(key any) any {
 	return s.Context.Value(key)
 }
 
-// FromContext is the charge of the innermost Middleware that a request has passed, of the request's context; nil if it passed none, was
-// skipped, or was let pass for want of a key. Outer leads to those of the others.
+// FromContext is the charge of the innermost Middleware that charged a request, of the request's context; nil if none did: it passed none, was
+// skipped, cost nothing, or was let pass for want of a key. Outer leads to those of the others.
 func FromContext(ctx context.Context) *Charge {
 	if ctx == nil {
 		return nil
@@ -79,8 +79,8 @@ func (c *Charge) Outer() *Charge {
 }
 
 // Refund gives n tokens back: for a response from the cache, or a failure of one's own. All refunds of a charge together give back its
-// cost at most, what is above is left out; a refund that fails counts as given. It may wait for Redis as Limiter.Refund does. The headers
-// of the response stay as they are. Errors: tierlimit.ErrCost for n < 0, and those of Limiter.Refund.
+// cost at most, what is above is left out; a refund that fails is not tried again. It may wait for Redis as Limiter.Refund does, and is lost
+// when ctx ends before that. The headers of the response stay as they are. Errors: tierlimit.ErrCost for n < 0, and those of Limiter.Refund.
 func (c *Charge) Refund(ctx context.Context, n int64) error {
 	if n < 0 {
 		return fmt.Errorf("%w: a refund of %d, want 0 or more", tierlimit.ErrCost, n)
@@ -100,19 +100,26 @@ func (c *Charge) Refund(ctx context.Context, n int64) error {
 			break
 		}
 	}
+	if err := c.m.limiter.Refund(ctx, c.key, give); err != nil {
+		c.m.refundsLost.Add(give)
+		return err
+	}
 	c.m.refunded.Add(give)
-	return c.m.limiter.Refund(ctx, c.key, give)
+	return nil
 }
 
-// Refund gives back all that r was charged, by each Middleware it has passed, even if its client has gone. r is the request that the handler
-// got. It may wait for Redis as Limiter.Refund does; the first error is returned, and the others are tried all the same.
-func Refund(r *http.Request) error {
-	ctx := context.WithoutCancel(r.Context())
-	var first error
-	for c := FromContext(ctx); c != nil; c = c.outer {
-		if err := c.Refund(ctx, c.cost); err != nil && first == nil {
-			first = err
-		}
+// Refund gives back what the request cost that ctx, the context a handler got, belongs to: what every Middleware on its way charged. Called
+// again, and for a request that cost nothing, it does nothing and returns nil. It may wait for Redis as Limiter.Refund does, also when ctx has
+// ended because the client has gone. Errors are Limiter.Refund's, joined.
+func Refund(ctx context.Context) error {
+	c := FromContext(ctx)
+	if c == nil {
+		return nil
 	}
-	return first
+	ctx = context.WithoutCancel(ctx)
+	var errs []error
+	for ; c != nil; c = c.outer {
+		errs = append(errs, c.Refund(ctx, c.cost))
+	}
+	return errors.Join(errs...)
 }

@@ -37,21 +37,21 @@ func TestRefunds(t *testing.T) {
 		err    error
 	}{
 		{"none", func(*http.Request, *httplimit.Charge) error { return nil }, 6, nil},
-		{"all of it", func(r *http.Request, _ *httplimit.Charge) error { return httplimit.Refund(r) }, 10, nil},
+		{"all of it", func(r *http.Request, _ *httplimit.Charge) error { return httplimit.Refund(r.Context()) }, 10, nil},
 		{"twice is once", func(r *http.Request, _ *httplimit.Charge) error {
-			return errors.Join(httplimit.Refund(r), httplimit.Refund(r))
+			return errors.Join(httplimit.Refund(r.Context()), httplimit.Refund(r.Context()))
 		}, 10, nil},
 		{"a part", func(r *http.Request, c *httplimit.Charge) error { return c.Refund(r.Context(), 3) }, 9, nil},
 		{"more than was charged", func(r *http.Request, c *httplimit.Charge) error { return c.Refund(r.Context(), 1<<40) }, 10, nil},
 		{"parts that are more than the whole", func(r *http.Request, c *httplimit.Charge) error {
-			return errors.Join(c.Refund(r.Context(), 3), c.Refund(r.Context(), 3), httplimit.Refund(r))
+			return errors.Join(c.Refund(r.Context(), 3), c.Refund(r.Context(), 3), httplimit.Refund(r.Context()))
 		}, 10, nil},
 		{"nothing", func(r *http.Request, c *httplimit.Charge) error { return c.Refund(r.Context(), 0) }, 6, nil},
 		{"less than nothing", func(r *http.Request, c *httplimit.Charge) error { return c.Refund(r.Context(), -1) }, 6, tierlimit.ErrCost},
 		{"for a client that has gone", func(r *http.Request, _ *httplimit.Charge) error {
 			ctx, cancel := context.WithCancel(r.Context())
 			cancel()
-			return httplimit.Refund(r.WithContext(ctx))
+			return httplimit.Refund(ctx)
 		}, 10, nil},
 	} {
 		_, l := local(t, tierlimit.TokenBucket(10, 1000*time.Hour))
@@ -110,7 +110,7 @@ func TestRefundOfARow(t *testing.T) {
 		if c.Limiter() != inner || c.Outer().Limiter() != l || c.Outer().Outer() != nil {
 			t.Error("the charges are not those of the row")
 		}
-		if err := httplimit.Refund(r); err != nil {
+		if err := httplimit.Refund(r.Context()); err != nil {
 			t.Error(err)
 		}
 	}))), request(""))
@@ -127,8 +127,11 @@ func TestNoCharge(t *testing.T) {
 	if c != nil || httplimit.FromContext(nil) != nil { //nolint:staticcheck // SA1012: a caller may do so
 		t.Fatal("a charge of nothing")
 	}
-	if c.Cost() != 0 || c.Result() != (tierlimit.Result{}) || c.Limiter() != nil || c.Outer() != nil || c.Refund(t.Context(), 1) != nil || httplimit.Refund(request("")) != nil {
+	if c.Cost() != 0 || c.Result() != (tierlimit.Result{}) || c.Limiter() != nil || c.Outer() != nil || c.Refund(t.Context(), 1) != nil || httplimit.Refund(t.Context()) != nil {
 		t.Error("a nil Charge is not one of nothing")
+	}
+	if err := httplimit.Refund(nil); err != nil { //nolint:staticcheck // SA1012: a caller may do so
+		t.Error(err)
 	}
 	if !errors.Is(c.Refund(t.Context(), -1), tierlimit.ErrCost) {
 		t.Error("a negative refund is not ErrCost")
@@ -137,12 +140,16 @@ func TestNoCharge(t *testing.T) {
 
 func TestRefundAfterClose(t *testing.T) {
 	hybrid, l := local(t, tierlimit.TokenBucket(10, time.Hour))
-	serve(middleware(t, l, fixed("k")).Handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+	m := middleware(t, l, fixed("k"), httplimit.WithCost(func(*http.Request) int64 { return 3 }))
+	serve(m.Handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		hybrid.Close(context.Background())
-		if err := httplimit.Refund(r); !errors.Is(err, tierlimit.ErrClosed) {
+		if err := httplimit.Refund(r.Context()); !errors.Is(err, tierlimit.ErrClosed) {
 			t.Errorf("got %v, want ErrClosed", err)
 		}
 	})), request(""))
+	if got, want := m.Stats(), (httplimit.Stats{Allowed: 1, RefundsLost: 3}); got != want {
+		t.Errorf("counted %+v, want %+v", got, want)
+	}
 }
 
 // The values, the end and the deadline of a request's context stay what they were.

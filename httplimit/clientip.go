@@ -1,6 +1,7 @@
 package httplimit
 
 import (
+	"fmt"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -31,7 +32,7 @@ type clientIP struct {
 }
 
 // ClientIP is the address a request comes from: an IPv4 address ("203.0.113.9"), or the /64 of an IPv6 address ("2001:db8:1:2::/64"),
-// since a host has a whole /64 to choose from. Ports and zones are stripped; an IPv4 address that is written as IPv6, v4-mapped or by
+// since a host has a whole /64 to choose from. A client has the same key as by ClientIP of grpclimit. Ports and zones are stripped; an IPv4 address that is written as IPv6, v4-mapped or by
 // NAT64 (64:ff9b::/96), is the IPv4 address.
 //
 // It is the peer of the connection, Request.RemoteAddr, unless that is one of TrustedProxies. Then the header of TrustedHeader is read
@@ -88,7 +89,7 @@ func TrustedHeader(name string) ClientIPOption {
 	return clientIPOption(func(c *clientIP) { c.header, c.named = http.CanonicalHeaderKey(name), true })
 }
 
-// IPv6Prefix sets how many bits of an IPv6 address count, 1 to 128; default 64. Providers hand out /56 and /48 too: the shorter, the fewer
+// IPv6Prefix sets how many bits of an IPv6 address count, 1 to 128; default 64, and with 128 the key is the address. Providers hand out /56 and /48 too: the shorter, the fewer
 // keys one client has, and the more clients may share one.
 func IPv6Prefix(bits int) ClientIPOption {
 	return clientIPOption(func(c *clientIP) { c.bits = bits })
@@ -110,7 +111,7 @@ func NAT64(prefixes ...string) ClientIPOption {
 				c.wrong = append(c.wrong, configFault("NAT64: %s has %d bits, want 32, 40, 48, 56, 64 or 96", s, p.Bits()))
 				continue
 			}
-			if p.Addr().Is4() {
+			if p.Addr().Is4() || p.Addr().Is4In6() {
 				c.wrong = append(c.wrong, configFault("NAT64: %s is no IPv6 prefix", s))
 				continue
 			}
@@ -127,6 +128,9 @@ func (c *clientIP) Of(r *http.Request) (string, bool) {
 		return "", false
 	}
 	if a = c.unfold(a); a.Is4() {
+		return a.String(), true
+	}
+	if c.bits == 128 {
 		return a.String(), true
 	}
 	p, err := a.Prefix(c.bits)
@@ -219,7 +223,10 @@ func parsePrefix(s string) (netip.Prefix, error) {
 	if err != nil {
 		return p, err
 	}
-	if p.Addr().Is4In6() && p.Bits() >= 96 {
+	if p.Addr().Is4In6() {
+		if p.Bits() < 96 {
+			return p, fmt.Errorf("%s has more in it than IPv4 addresses in IPv6 form", s)
+		}
 		p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
 	}
 	return p.Masked(), nil

@@ -1,10 +1,12 @@
 package httplimit_test
 
 import (
+	"encoding/json"
 	"errors"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 
@@ -41,7 +43,7 @@ func TestClientIP(t *testing.T) {
 		{"IPv6 without brackets", nil, request("2001:db8:1:2::9"), "2001:db8:1:2::/64"},
 		{"IPv6 zone", nil, request("[fe80::1%eth0]:80"), "fe80::/64"},
 		{"a /56", []httplimit.ClientIPOption{httplimit.IPv6Prefix(56)}, request("[2001:db8:1:2ff::6]:1"), "2001:db8:1:200::/56"},
-		{"a whole address", []httplimit.ClientIPOption{httplimit.IPv6Prefix(128)}, request("[2001:db8::6]:1"), "2001:db8::6/128"},
+		{"a whole address", []httplimit.ClientIPOption{httplimit.IPv6Prefix(128)}, request("[2001:db8::6]:1"), "2001:db8::6"},
 		{"v4-mapped", nil, request("[::ffff:203.0.113.9]:80"), "203.0.113.9"},
 		{"v4-mapped in hexadecimal, with a zone", nil, request("[::ffff:cb00:7109%lo]:80"), "203.0.113.9"},
 		{"NAT64", nil, request("[64:ff9b::cb00:7109]:80"), "203.0.113.9"},
@@ -146,6 +148,8 @@ func TestClientIPFaults(t *testing.T) {
 		{"all at once", []httplimit.ClientIPOption{nil, httplimit.IPv6Prefix(0), httplimit.TrustedProxies("10.0.0.0/33", "ten", "0.0.0.0/0"), httplimit.TrustedHeader("X Y")},
 			[]string{"a nil ClientIPOption", "IPv6Prefix is 0", `"10.0.0.0/33"`, `"ten"`, "0.0.0.0/0 trusts everybody", `"X Y" is no header name`, "never read without TrustedProxies"}},
 		{"everybody by IPv6", []httplimit.ClientIPOption{httplimit.TrustedProxies("::/0")}, []string{"trusts everybody"}},
+		{"more than IPv4, mapped", []httplimit.ClientIPOption{httplimit.TrustedProxies("::ffff:10.0.0.0/95")}, []string{"::ffff:10.0.0.0/95 has more in it than IPv4"}},
+		{"NAT64 of what is mapped", []httplimit.ClientIPOption{httplimit.NAT64("::ffff:0:0/96")}, []string{"is no IPv6 prefix"}},
 		{"all of IPv4, mapped", []httplimit.ClientIPOption{httplimit.TrustedProxies("::ffff:0:0/96")}, []string{"trusts everybody"}},
 		{"too many bits", []httplimit.ClientIPOption{httplimit.IPv6Prefix(129)}, []string{"IPv6Prefix is 129, want 1 to 128"}},
 		{"a header without proxies", []httplimit.ClientIPOption{httplimit.TrustedHeader("Forwarded")}, []string{"never read without TrustedProxies"}},
@@ -234,4 +238,34 @@ func FuzzForwardedLists(f *testing.F) {
 			}
 		}
 	})
+}
+
+// The cases that grpclimit has too: one client has one key in both packages.
+func TestSharedAddresses(t *testing.T) {
+	text, err := os.ReadFile("testdata/addresses.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var cases []struct {
+		Name, Peer, Want          string
+		Trusted, Nat64, Forwarded []string
+		Bits                      int
+	}
+	if err := json.Unmarshal(text, &cases); err != nil || len(cases) < 50 {
+		t.Fatalf("%d cases: %v", len(cases), err)
+	}
+	for _, tc := range cases {
+		opts := []httplimit.ClientIPOption{httplimit.NAT64(tc.Nat64...)}
+		for _, p := range tc.Trusted { // given several times they add up
+			opts = append(opts, httplimit.TrustedProxies(p))
+		}
+		if tc.Bits != 0 {
+			opts = append(opts, httplimit.IPv6Prefix(tc.Bits))
+		}
+		r := request(tc.Peer)
+		r.Header["X-Forwarded-For"] = tc.Forwarded
+		if key, ok := httplimit.ClientIP(opts...).Of(r); key != tc.Want || ok != (tc.Want != "") {
+			t.Errorf("%s: got %q, %v, want %q", tc.Name, key, ok, tc.Want)
+		}
+	}
 }

@@ -62,7 +62,9 @@ func Example() {
 		return
 	}
 	mux := http.NewServeMux()
-	mux.Handle("GET /items/{id}", m.Handler(hello))
+	mux.Handle("GET /items/{id}", m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprintln(w, "item", r.PathValue("id"))
+	})))
 
 	for range 3 {
 		w := get(mux, "/items/7", "10.0.0.1:5000", "X-Forwarded-For: 203.0.113.9")
@@ -70,7 +72,7 @@ func Example() {
 	}
 	// Output:
 	// 200 "api";r=1;t=30
-	// 200 "api";r=0;t=60
+	// 200 "api";r=0;t=30
 	// 429 "api";r=0;t=30
 }
 
@@ -200,7 +202,7 @@ func ExampleRefund() {
 	m := build(limiter(tierlimit.TokenBucket(10, time.Hour)), httplimit.ClientIP())
 	h := m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("If-None-Match") == `"v1"` {
-			if err := httplimit.Refund(r); err != nil { // an answer that costs nothing is not counted
+			if err := httplimit.Refund(r.Context()); err != nil { // an answer that costs nothing is not counted
 				fmt.Println(err)
 			}
 			w.WriteHeader(http.StatusNotModified)
@@ -226,7 +228,7 @@ func ExampleCharge_Refund() {
 	}))
 	get(h, "/", "203.0.113.9:80")
 	fmt.Println(get(h, "/", "203.0.113.9:80").Header().Get("RateLimit"))
-	// Output: "api";r=30;t=2520
+	// Output: "api";r=30;t=36
 }
 
 func ExampleCharge_Outer() {
@@ -286,8 +288,8 @@ func ExampleWithCost() {
 	fmt.Println(get(h, "/search", "203.0.113.9:80").Header().Get("RateLimit"))
 	fmt.Println(get(h, "/", "203.0.113.9:80").Header().Get("RateLimit"))
 	// Output:
-	// "api";r=5;t=300
-	// "api";r=4;t=360
+	// "api";r=5;t=60
+	// "api";r=4;t=60
 }
 
 func ExampleWithSkip() {
@@ -343,7 +345,18 @@ func ExampleWithPartitionKey() {
 }
 
 func ExampleWithDelay() {
-	m := build(limiter(tierlimit.LeakyBucket(100, time.Second)), httplimit.ClientIP(), httplimit.WithDelay(1000, time.Second))
+	hybrid, err := tierlimit.NewLocal()
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer hybrid.Close(context.Background())
+	even, err1 := hybrid.Limiter("even", tierlimit.LeakyBucket(100, time.Second))
+	m, err2 := httplimit.New(even, httplimit.ClientIP(), httplimit.WithDelay(1000, time.Second))
+	if err := errors.Join(err1, err2); err != nil {
+		fmt.Println(err)
+		return
+	}
 	h := m.Handler(hello)
 	began := time.Now()
 	for range 4 { // 10 ms apart

@@ -45,7 +45,7 @@ func TestAFleet(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(r.Context())
 		cancel()
-		if err := httplimit.Refund(r.WithContext(ctx)); err != nil {
+		if err := httplimit.Refund(ctx); err != nil {
 			t.Errorf("a refund failed: %v", err)
 		}
 		refunds++

@@ -53,29 +53,24 @@ func newHeaders(l *tierlimit.Limiter, c *config) *headers {
 	return h
 }
 
-// set writes the headers for a response to key. seconds is what Retry-After says, 0 if it is not sent: r.ResetAfter counts otherwise.
+// set writes the headers for a response to key. seconds is what Retry-After says, 0 if it is not sent.
 // Fields of a limiter further out stay: both are lists.
 func (h *headers) set(to http.Header, key string, r *tierlimit.Result, seconds int64) {
+	if h.hidden && !h.legacy {
+		return
+	}
 	limit := h.limiter.LimitFor(key)
 	if limit == tierlimit.Unlimited() {
 		return
-	}
-	reset, known := seconds, true
-	if seconds == 0 {
-		after := r.ResetAfter
-		if after > time.Second && after != tierlimit.Never {
-			after -= time.Millisecond // a log forgets a microsecond after its window, which is not to count as a second
-		}
-		reset, known = ceilSeconds(after)
 	}
 	if !h.hidden {
 		var scratch [160]byte
 		value := append(scratch[:0], h.name...)
 		value = append(value, ";r="...)
 		value = strconv.AppendInt(value, min(r.Remaining, maxInteger), 10)
-		if known {
+		if t, known := told(noMoreUntil(limit, r), seconds); known {
 			value = append(value, ";t="...)
-			value = strconv.AppendInt(value, reset, 10)
+			value = strconv.AppendInt(value, t, 10)
 		}
 		of := h.policyOf(limit)
 		if h.pk != nil {
@@ -89,11 +84,34 @@ func (h *headers) set(to http.Header, key string, r *tierlimit.Result, seconds i
 	if h.legacy {
 		to.Set("X-Ratelimit-Limit", strconv.FormatInt(r.Limit, 10))
 		to.Set("X-Ratelimit-Remaining", strconv.FormatInt(r.Remaining, 10))
-		if known {
-			at := time.Now().Add(time.Duration(min(reset, int64(10*365*24*time.Hour/time.Second))) * time.Second)
+		if full, known := told(r.ResetAfter, seconds); known {
+			at := time.Now().Add(time.Duration(min(full, int64(10*365*24*time.Hour/time.Second))) * time.Second)
 			to.Set("X-Ratelimit-Reset", strconv.FormatInt(at.Unix(), 10))
 		}
 	}
+}
+
+// noMoreUntil is the time within which no more than r.Remaining can be used: until the next token of a bucket, and until a window is over.
+func noMoreUntil(l tierlimit.Limit, r *tierlimit.Result) time.Duration {
+	if isBucket(l) && l.Rate > 0 {
+		return min(r.ResetAfter, l.Period/time.Duration(l.Rate)+1) // which the division rounds down
+	}
+	return r.ResetAfter
+}
+
+// told is a time in seconds, rounded up; of a denial with a Retry-After what that says.
+func told(after time.Duration, retry int64) (seconds int64, ok bool) {
+	if retry != 0 {
+		return retry, true
+	}
+	if after > time.Second && after != tierlimit.Never {
+		after -= time.Millisecond // a log forgets a microsecond after its window, which is not to count as a second
+	}
+	return ceilSeconds(after)
+}
+
+func isBucket(l tierlimit.Limit) bool {
+	return l.Algorithm == tierlimit.AlgorithmTokenBucket || l.Algorithm == tierlimit.AlgorithmLeakyBucket
 }
 
 // add adds a line to each of the two fields, whose names are in canonical form.
@@ -127,7 +145,7 @@ func (h *headers) policyOf(limit tierlimit.Limit) string {
 // the rate. ok is false if it is not a whole number of them: there is no other way to say it.
 func window(l tierlimit.Limit) (seconds int64, ok bool) {
 	ns := uint64(l.Period)
-	if l.Algorithm == tierlimit.AlgorithmTokenBucket || l.Algorithm == tierlimit.AlgorithmLeakyBucket {
+	if isBucket(l) {
 		hi, lo := bits.Mul64(uint64(l.Burst), ns)
 		if hi >= uint64(l.Rate) { // more than fits, or a rate of 0
 			return 0, false

@@ -22,9 +22,10 @@ type Middleware struct {
 	headers *headers
 	bodies  [ReasonError + 1]body // by Reason
 
-	waiting                                         atomic.Int64
-	allowed, denied, missing, skipped, failed       atomic.Int64
-	held, queueFull, turnTooLate, givenUp, refunded atomic.Int64
+	waiting                                   atomic.Int64
+	allowed, denied, missing, skipped, failed atomic.Int64
+	held, queueFull, turnTooLate, givenUp     atomic.Int64
+	refunded, refundsLost                     atomic.Int64
 }
 
 // body is what a refusal says.
@@ -78,19 +79,20 @@ type Denial struct {
 	Err    error            // for ReasonError and ReasonGone
 }
 
-// Stats counts requests since the Middleware was made; Refunded counts tokens, and Waiting is a gauge. Each request is in one of Allowed,
+// Stats counts requests since the Middleware was made; Refunded and RefundsLost count tokens, and Waiting is a gauge. Each request is in one of Allowed,
 // Denied, TurnTooLate, QueueFull, GivenUp, Errors and Skipped, but for one without a key that was refused or let pass for that.
 type Stats struct {
 	Allowed     int64 // passed on after a check, Held among them
 	Denied      int64 // refused by the limiter: ReasonLimit
 	MissingKeys int64 // without a key, whatever the policy did with them
-	Skipped     int64 // exempt by WithSkip
+	Skipped     int64 // exempt by WithSkip, or at no cost by WithCost
 	Errors      int64 // refused for an error of the limiter: ReasonError
 	Held        int64 // held for an even flow and then passed on
 	TurnTooLate int64 // ReasonTurn
 	QueueFull   int64 // ReasonQueue
 	GivenUp     int64 // ReasonGone
-	Refunded    int64 // tokens that handlers gave back, and requests that did not go on
+	Refunded    int64 // given back by handlers, and for requests that did not go on; lost all the same where Redis is out of reach, of which Limiter.Refund has no error
+	RefundsLost int64 // not given back, since the Limiter returned an error
 	Waiting     int64 // now
 }
 
@@ -150,12 +152,14 @@ func (m *Middleware) Stats() Stats {
 		QueueFull:   m.queueFull.Load(),
 		GivenUp:     m.givenUp.Load(),
 		Refunded:    m.refunded.Load(),
+		RefundsLost: m.refundsLost.Load(),
 		Waiting:     m.waiting.Load(),
 	}
 }
 
 func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
-	if m.cfg.skip != nil && m.cfg.skip(r) {
+	cost, skip := m.costOf(r)
+	if skip {
 		m.skipped.Add(1)
 		next.ServeHTTP(w, r)
 		return
@@ -173,10 +177,6 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		}
 		key = "" // which is no request's own
 	}
-	cost := int64(1)
-	if m.cfg.cost != nil {
-		cost = m.cfg.cost(r)
-	}
 	ctx := r.Context()
 	result, err := m.limiter.AllowN(ctx, key, cost)
 	if err != nil {
@@ -188,6 +188,9 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		m.denied.Add(1)
 		m.deny(w, r, key, Denial{Reason: ReasonLimit, Result: result}, result.RetryAfter)
 		return
+	}
+	if result.Shadowed {
+		cost = 0 // a denial that passes spends nothing
 	}
 	s := &scope{Context: ctx, charge: Charge{m: m, key: key, cost: cost, result: result, outer: FromContext(ctx)}}
 	if m.cfg.delay && result.Delay > 0 {
@@ -208,6 +211,20 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	m.allowed.Add(1)
 	m.headers.set(w.Header(), key, &result, 0)
 	next.ServeHTTP(w, r.WithContext(s))
+}
+
+// costOf is what r costs; skip says that nobody is to be asked.
+func (m *Middleware) costOf(r *http.Request) (cost int64, skip bool) {
+	for _, skip := range m.cfg.skip {
+		if skip(r) {
+			return 0, true
+		}
+	}
+	if m.cfg.cost == nil {
+		return 1, false
+	}
+	cost = m.cfg.cost(r)
+	return cost, cost == 0
 }
 
 // hold waits for a request's turn, or says why it cannot.
@@ -238,7 +255,8 @@ func (m *Middleware) hold(ctx context.Context, d time.Duration) (Reason, error) 
 	}
 }
 
-// giveBack refunds a request that does not go on. Its client may be gone, and the server is not to wait for ever.
+// giveBack refunds a request that does not go on, before it is refused: at once for a leased token, else by one exchange. Its client may be
+// gone, and the server is not to wait longer than a second.
 func (m *Middleware) giveBack(c *Charge) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()

@@ -12,6 +12,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"regexp"
 	"slices"
 	"strconv"
@@ -72,7 +73,15 @@ func TestHeaders(t *testing.T) {
 		{name: "a bucket's first request", limit: tierlimit.TokenBucket(10, 10*time.Second), status: 200,
 			want: map[string]string{policy: `"api";q=10;w=10`, state: `"api";r=9;t=1`, "Retry-After": "", "X-RateLimit-Limit": ""}},
 		{name: "t is rounded up", limit: tierlimit.TokenBucket(10, 15*time.Second), before: 2, status: 200,
-			want: map[string]string{policy: `"api";q=10;w=15`, state: `"api";r=7;t=5`}},
+			want: map[string]string{policy: `"api";q=10;w=15`, state: `"api";r=7;t=2`}},
+		{name: "t is the next token, not the last", limit: tierlimit.TokenBucket(100, time.Minute), before: 99, status: 200,
+			want: map[string]string{policy: `"api";q=100;w=60`, state: `"api";r=0;t=1`}},
+		{name: "as in the denial behind it", limit: tierlimit.TokenBucket(100, time.Minute), before: 100, status: 429,
+			want: map[string]string{state: `"api";r=0;t=1`, "Retry-After": "1"}},
+		{name: "a leaky bucket's next token", limit: tierlimit.LeakyBucket(3, 10*time.Second), before: 1, status: 200,
+			want: map[string]string{state: `"api";r=1;t=4`}},
+		{name: "a fixed window is told to its end", limit: tierlimit.FixedWindow(5, time.Minute), sleep: 10 * time.Second, status: 200,
+			want: map[string]string{policy: `"api";q=5;w=60`, state: `"api";r=4;t=50`}},
 		{name: "w is the time to fill", limit: tierlimit.TokenBucket(100, time.Second).WithBurst(500), status: 200,
 			want: map[string]string{policy: `"api";q=500;w=5`, state: `"api";r=499;t=1`}},
 		{name: "w is left out where it is no whole number", limit: tierlimit.TokenBucket(100, time.Second).WithBurst(150), status: 200,
@@ -102,16 +111,16 @@ func TestHeaders(t *testing.T) {
 			want: map[string]string{policy: "", state: "", "X-RateLimit-Limit": ""}},
 		{name: "without headers Retry-After stays", limit: tierlimit.TokenBucket(1, time.Minute), before: 1, status: 429,
 			opts: []httplimit.Option{httplimit.WithoutHeaders()}, want: map[string]string{policy: "", state: "", "Retry-After": "60"}},
-		{name: "legacy, in seconds since 1970", limit: tierlimit.TokenBucket(10, 15*time.Second), status: 200,
+		{name: "legacy, in seconds since 1970, until it is full", limit: tierlimit.TokenBucket(10, 15*time.Second), before: 3, status: 200,
 			opts: []httplimit.Option{httplimit.WithLegacyHeaders()},
-			want: map[string]string{state: `"api";r=9;t=2`, "X-RateLimit-Limit": "10", "X-RateLimit-Remaining": "9", "X-RateLimit-Reset": "946684802"}},
+			want: map[string]string{state: `"api";r=6;t=2`, "X-RateLimit-Limit": "10", "X-RateLimit-Remaining": "6", "X-RateLimit-Reset": "946684806"}},
 		{name: "legacy alone, denied", limit: tierlimit.TokenBucket(1, time.Minute), before: 1, status: 429,
 			opts: []httplimit.Option{httplimit.WithLegacyHeaders(), httplimit.WithoutHeaders()},
 			want: map[string]string{state: "", "X-RateLimit-Limit": "1", "X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "946684860", "Retry-After": "60"}},
 		{name: "a unit, escaped", limit: tierlimit.TokenBucket(10, time.Second), status: 200,
 			opts: []httplimit.Option{httplimit.WithQuotaUnit(`a"b\c`)}, want: map[string]string{policy: `"api";q=10;w=1;qu="a\"b\\c"`, state: `"api";r=9;t=1`}},
-		{name: "cost", limit: tierlimit.TokenBucket(10, 10*time.Second), before: 1, status: 200,
-			opts: []httplimit.Option{httplimit.WithCost(func(*http.Request) int64 { return 4 })}, want: map[string]string{state: `"api";r=2;t=8`}},
+		{name: "cost", limit: tierlimit.TokenBucket(10, 10*time.Second), before: 0, status: 200,
+			opts: []httplimit.Option{httplimit.WithCost(func(*http.Request) int64 { return 5 })}, want: map[string]string{state: `"api";r=5;t=1`}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -131,6 +140,41 @@ func TestHeaders(t *testing.T) {
 					}
 				}
 			})
+		})
+	}
+}
+
+// The cases that grpclimit has too: both say the same of a limit.
+func TestSharedHeaders(t *testing.T) {
+	text, err := os.ReadFile("testdata/headers.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var cases []struct {
+		Name, Limit, Sleep, Policy, State string
+		Before                            int
+		Cost                              int64
+	}
+	if err := json.Unmarshal(text, &cases); err != nil || len(cases) < 15 {
+		t.Fatalf("%d cases: %v", len(cases), err)
+	}
+	for _, tc := range cases {
+		synctest.Test(t, func(t *testing.T) {
+			limit, err1 := tierlimit.ParseLimit(tc.Limit)
+			sleep, err2 := time.ParseDuration(tc.Sleep)
+			if err := errors.Join(err1, err2); err != nil {
+				t.Fatal(err)
+			}
+			_, l := local(t, limit)
+			h := middleware(t, l, fixed("k"), httplimit.WithCost(func(*http.Request) int64 { return tc.Cost })).Handler(ok)
+			for range tc.Before {
+				serve(h, request(""))
+			}
+			time.Sleep(sleep)
+			res := serve(h, request(""))
+			if policy, state := header(res, "RateLimit-Policy"), header(res, "RateLimit"); policy != tc.Policy || state != tc.State {
+				t.Errorf("%s: got %s and %s, want %s and %s", tc.Name, policy, state, tc.Policy, tc.State)
+			}
 		})
 	}
 }
@@ -424,38 +468,72 @@ func TestEmptyKey(t *testing.T) {
 
 func TestSkip(t *testing.T) {
 	_, l := local(t, tierlimit.TokenBucket(0, time.Hour))
-	m := middleware(t, l, fixed(""), httplimit.WithSkip(func(r *http.Request) bool { return r.Method == http.MethodOptions }))
+	m := middleware(t, l, fixed(""), httplimit.WithSkip(func(r *http.Request) bool { return r.Method == http.MethodOptions }),
+		httplimit.WithSkip(func(r *http.Request) bool { return r.URL.Path == "/healthz" }))
 	h := m.Handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		if httplimit.FromContext(r.Context()) != nil {
 			t.Error("a skipped request has a charge")
 		}
 	}))
-	r := request("")
-	r.Method = http.MethodOptions
-	res := serve(h, r)
-	if want := (httplimit.Stats{Skipped: 1}); res.StatusCode != 200 || m.Stats() != want || len(res.Header) != 0 {
-		t.Errorf("got %d, %v, %+v", res.StatusCode, res.Header, m.Stats())
+	options, health := request(""), request("")
+	options.Method, health.URL.Path = http.MethodOptions, "/healthz"
+	for i, r := range []*http.Request{options, health} {
+		res := serve(h, r)
+		if want := (httplimit.Stats{Skipped: int64(i + 1)}); res.StatusCode != 200 || m.Stats() != want || len(res.Header) != 0 {
+			t.Errorf("got %d, %v, %+v", res.StatusCode, res.Header, m.Stats())
+		}
 	}
 	if res := serve(h, request("")); res.StatusCode != 400 {
 		t.Errorf("another one got %d", res.StatusCode)
 	}
 }
 
-// A cost of 0 only looks.
+// A request that costs nothing passes, and neither the key nor the limiter is asked.
 func TestCostOfNothing(t *testing.T) {
-	_, l := local(t, tierlimit.TokenBucket(1, time.Hour))
-	cost := int64(0)
-	h := middleware(t, l, fixed("k"), httplimit.WithCost(func(*http.Request) int64 { return cost })).Handler(ok)
+	hybrid, l := local(t, tierlimit.TokenBucket(0, time.Hour))
+	hybrid.Close(t.Context())
+	key := httplimit.KeyFunc(func(*http.Request) (string, bool) { t.Error("the key was asked"); return "", false })
+	m := middleware(t, l, key, httplimit.WithCost(func(*http.Request) int64 { return 0 }))
+	h := m.Handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		if err := httplimit.Refund(r.Context()); httplimit.FromContext(r.Context()) != nil || err != nil {
+			t.Errorf("it has a charge; %v", err)
+		}
+	}))
+	if res := serve(h, request("")); res.StatusCode != 200 || len(res.Header) != 0 {
+		t.Errorf("got %d, %v", res.StatusCode, res.Header)
+	}
+	if got, want := m.Stats(), (httplimit.Stats{Skipped: 1}); got != want {
+		t.Errorf("counted %+v, want %+v", got, want)
+	}
+}
+
+// What WithShadow lets pass was charged nothing, so there is nothing to give back.
+func TestShadowedIsNoCharge(t *testing.T) {
+	hybrid, err := tierlimit.NewLocal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := hybrid.Limiter("api", tierlimit.FixedWindow(1, 24*time.Hour), tierlimit.WithShadow())
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := middleware(t, l, fixed("k"))
+	h := m.Handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		c := httplimit.FromContext(r.Context())
+		if !c.Result().Shadowed {
+			return
+		}
+		if err := httplimit.Refund(r.Context()); err != nil || c.Cost() != 0 {
+			t.Errorf("%v, a cost of %d", err, c.Cost())
+		}
+	}))
 	for range 3 {
-		if res := serve(h, request("")); res.StatusCode != 200 || header(res, "RateLimit") != `"api";r=1;t=0` {
-			t.Errorf("got %d, %v", res.StatusCode, res.Header)
+		if res := serve(h, request("")); res.StatusCode != 200 {
+			t.Errorf("got %d", res.StatusCode)
 		}
 	}
-	cost = 1
-	serve(h, request(""))
-	cost = 0
-	if res := serve(h, request("")); res.StatusCode != 429 {
-		t.Errorf("got %d when nothing is left", res.StatusCode)
+	if r, _ := l.Peek(t.Context(), "k"); r.Remaining != 0 || m.Stats().Refunded != 0 || l.Stats().Shadowed != 2 {
+		t.Errorf("%v, %+v, %+v", r, m.Stats(), l.Stats())
 	}
 }
 

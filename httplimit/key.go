@@ -45,8 +45,8 @@ func keyFaults(k Key) []error {
 
 type header string
 
-// Header is the value of that request header, the first if it comes several times; a request without it, or with an empty one, has no
-// key. "Host" is the host that is asked for. Whoever sends a request chooses its headers, and so may choose a new key each time: use it
+// Header is the value of that request header. A request without it, with an empty one, or with several lines of it has no key: where what
+// verified the header before read another line than is counted, a client could add one that it is free to choose. "Host" is the host that is asked for. Whoever sends a request chooses its headers, and so may choose a new key each time: use it
 // for what has been verified, such as an API key, or Join it with nothing that one client has many of. Any name that HTTP allows; another
 // is ErrConfig, reported by New.
 func Header(name string) Key { return header(http.CanonicalHeaderKey(name)) }
@@ -55,7 +55,7 @@ func (h header) Of(r *http.Request) (string, bool) {
 	if h == "Host" { // net/http keeps it out of the headers
 		return r.Host, r.Host != ""
 	}
-	if lines := r.Header[string(h)]; len(lines) > 0 {
+	if lines := r.Header[string(h)]; len(lines) == 1 {
 		return lines[0], lines[0] != ""
 	}
 	return "", false
@@ -70,16 +70,16 @@ func (h header) faults() []error {
 
 type cookie string
 
-// Cookie is the value of that cookie, the first if there are several; a request without it, or with an empty one, has no key. What
-// Header says of who chooses the value holds here too. A name that HTTP does not allow is ErrConfig, reported by New.
+// Cookie is the value of that cookie. A request without it, with an empty one, or with several of that name has no key. What Header says of
+// who chooses the value holds here too. A name that HTTP does not allow is ErrConfig, reported by New.
 func Cookie(name string) Key { return cookie(name) }
 
 func (c cookie) Of(r *http.Request) (string, bool) {
-	found, err := r.Cookie(string(c))
-	if err != nil {
+	found := r.CookiesNamed(string(c))
+	if len(found) != 1 {
 		return "", false
 	}
-	return found.Value, found.Value != ""
+	return found[0].Value, found[0].Value != ""
 }
 
 func (c cookie) faults() []error {

@@ -33,12 +33,16 @@ func TestKeys(t *testing.T) {
 		want string // "": no key
 	}{
 		{"header", httplimit.Header("x-api-key"), request("", "X-Api-Key: k1"), "k1"},
-		{"the first of several", httplimit.Header("X-Api-Key"), request("", "X-Api-Key: k1", "X-Api-Key: k2"), "k1"},
+		{"several header lines", httplimit.Header("X-Api-Key"), request("", "X-Api-Key: k1", "X-Api-Key: k2"), ""},
+		{"the same line twice", httplimit.Header("X-Api-Key"), request("", "X-Api-Key: k1", "X-Api-Key: k1"), ""},
 		{"no header", httplimit.Header("X-Api-Key"), request(""), ""},
 		{"an empty header", httplimit.Header("X-Api-Key"), request("", "X-Api-Key: "), ""},
 		{"an empty header before another", httplimit.Header("X-Api-Key"), request("", "X-Api-Key: ", "X-Api-Key: k2"), ""},
 		{"host", httplimit.Header("host"), request(""), "example.com"},
 		{"cookie", httplimit.Cookie("sid"), request("", "Cookie: a=b; sid=s1"), "s1"},
+		{"a cookie twice", httplimit.Cookie("sid"), request("", "Cookie: sid=s1; a=b; sid=s2"), ""},
+		{"a cookie in two lines", httplimit.Cookie("sid"), request("", "Cookie: sid=s1", "Cookie: sid=s1"), ""},
+		{"cookies in two lines", httplimit.Cookie("sid"), request("", "Cookie: a=b", "Cookie: sid=s1"), "s1"},
 		{"no cookie", httplimit.Cookie("sid"), request("", "Cookie: a=b"), ""},
 		{"an empty cookie", httplimit.Cookie("sid"), request("", "Cookie: sid="), ""},
 		{"a pattern with its method", httplimit.Route(), matched("GET", "GET /items/{id}"), "GET /items/{id}"},

@@ -8,7 +8,7 @@ import (
 	"github.com/tierlimit/tierlimit"
 )
 
-// An Option configures a Middleware.
+// An Option configures a Middleware. Of one that is given twice the later holds, but for WithSkip: those add up.
 type Option interface{ apply(*config) }
 
 type option func(*config)
@@ -43,7 +43,7 @@ func (m MissingKey) String() string {
 
 type config struct {
 	cost          func(*http.Request) int64
-	skip          func(*http.Request) bool
+	skip          []func(*http.Request) bool
 	deny          func(http.ResponseWriter, *http.Request, Denial)
 	missing       MissingKey
 	missingStatus int
@@ -111,8 +111,8 @@ func (c *config) faults(l *tierlimit.Limiter) []error {
 	return faults
 }
 
-// WithCost sets what a request costs, in tokens; the default is 1. As in Limiter.AllowN, 0 only looks: the request passes while a cost
-// of 1 would; and more than the capacity never passes. A negative cost is an error of the limiter, see WithErrorStatus. f must be safe for
+// WithCost sets what a request costs, in tokens; the default is 1. With 0 it passes, and neither the Key nor the limiter is asked; more than
+// the capacity never passes. A negative cost is an error of the limiter, see WithErrorStatus. f must be safe for
 // concurrent use; it must not read the body, which the handler would miss. A nil f is ErrConfig.
 func WithCost(f func(r *http.Request) int64) Option {
 	return option(func(c *config) {
@@ -122,13 +122,15 @@ func WithCost(f func(r *http.Request) int64) Option {
 	})
 }
 
-// WithSkip exempts the requests for which f is true: they pass without a key, a check or a header. f must be safe for concurrent use; a nil
-// f is ErrConfig.
+// WithSkip exempts the requests for which f is true: they pass without a key, a check or a header. Given several times, each exempts its
+// own. f must be safe for concurrent use; a nil f is ErrConfig.
 func WithSkip(f func(r *http.Request) bool) Option {
 	return option(func(c *config) {
-		if c.skip = f; f == nil {
+		if f == nil {
 			c.wrong = append(c.wrong, configFault("WithSkip is nil"))
+			return
 		}
+		c.skip = append(c.skip, f)
 	})
 }
 
@@ -163,8 +165,8 @@ func WithoutBody() Option { return option(func(c *config) { c.noBody = true }) }
 // WithoutHeaders leaves RateLimit-Policy and RateLimit out, so that clients do not learn the limit. Retry-After stays.
 func WithoutHeaders() Option { return option(func(c *config) { c.noHeaders = true }) }
 
-// WithLegacyHeaders adds X-RateLimit-Limit, X-RateLimit-Remaining and X-RateLimit-Reset, the last as seconds since 1970, which is how most
-// clients of these headers read it. Of several limiters in a row the innermost is told.
+// WithLegacyHeaders adds X-RateLimit-Limit, X-RateLimit-Remaining and X-RateLimit-Reset: when the key will be full, and in a denial when to
+// try again, in seconds since 1970, which is how most clients of these headers read it. Of several limiters in a row the innermost is told.
 func WithLegacyHeaders() Option { return option(func(c *config) { c.legacy = true }) }
 
 // WithQuotaUnit names what a token is, for the parameter qu of RateLimit-Policy: 1 to 64 printable ASCII characters, as "content-bytes"
@@ -187,9 +189,9 @@ func WithPartitionKey(secret []byte) Option {
 
 // WithDelay holds an admitted request for Result.Delay, so that requests leave the leaky bucket at an even pace. At most maxWaiting wait at
 // a time, in this Middleware, 1 or more; one that finds them all there is refused with 503. None waits longer than the given time, 1ms to 1h:
-// one whose turn comes later is refused with 429 at once, as is one that the bucket has no room for. A request whose context ends, or would
-// end before its turn, is refused with 503. Whoever does not go on gives its place back (Limiter.Refund), as far as that can be said
-// within a second. For a limiter with another algorithm it is ErrConfig.
+// one that the bucket has no room for is refused with 429 at once; one whose turn comes later is refused with 429 once its place is given
+// back: at once for a leased token, else one exchange, a second at most, in which it does not count as waiting. A request whose context ends,
+// or would end before its turn, is refused with 503, its place given back likewise. For a limiter with another algorithm it is ErrConfig.
 func WithDelay(maxWaiting int, maxWait time.Duration) Option {
 	return option(func(c *config) { c.delay, c.maxWaiting, c.maxWait = true, maxWaiting, maxWait })
 }

@@ -126,7 +126,7 @@ func TestRouters(t *testing.T) {
 				has(t, policy, "w", int64(3*3600))
 				has(t, policy, "qu", `a "unit"\`)
 				has(t, state, "r", int64(2-i))
-				has(t, state, "t", int64(3600*(i+1)))
+				has(t, state, "t", int64(3600))
 				pk, _ := state.Get("pk")
 				if b, ok := pk.([]byte); !ok || len(b) != 16 {
 					t.Errorf("pk is %v", pk)
