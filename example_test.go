@@ -90,6 +90,45 @@ func ExampleHybrid_Limiter() {
 	// Output: tierlimit: invalid configuration: limiter "api" has the limit 100/s already, not 200/s; SetLimit changes it
 }
 
+func ExampleHybrid_AllowAll() {
+	h, perUser := inProcess(tierlimit.TokenBucket(3, time.Hour))
+	defer h.Close(context.Background())
+	perTenant, _ := h.Limiter("tenant", tierlimit.FixedWindow(10, time.Hour))
+	for range 4 {
+		v, err := h.AllowAll(context.Background(),
+			tierlimit.Check{Limiter: perTenant, Key: "acme", N: 1},
+			tierlimit.Check{Limiter: perUser, Key: "alice", N: 1})
+		fmt.Println(v.Allowed, v.Denied, err)
+	}
+	r, _ := perTenant.Peek(context.Background(), "acme")
+	fmt.Println(r.Remaining, "left of acme's: what alice was denied was not charged")
+	// Output:
+	// true -1 <nil>
+	// true -1 <nil>
+	// true -1 <nil>
+	// false 1 <nil>
+	// 7 left of acme's: what alice was denied was not charged
+}
+
+func ExampleWithShadow() {
+	h, err := tierlimit.NewLocal()
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer h.Close(context.Background())
+	tried, _ := h.Limiter("tried", tierlimit.FixedWindow(1, 24*time.Hour), tierlimit.WithShadow())
+	for range 2 {
+		r, _ := tried.Allow(context.Background(), "alice")
+		fmt.Println(r.Allowed, r.Shadowed)
+	}
+	fmt.Println(tried.Stats().Shadowed, "would have been denied")
+	// Output:
+	// true false
+	// true true
+	// 1 would have been denied
+}
+
 func ExampleHybrid_Limiters() {
 	h, _ := inProcess(tierlimit.TokenBucket(100, time.Second))
 	defer h.Close(context.Background())

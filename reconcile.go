@@ -481,13 +481,21 @@ func (d *domain) putOffLocked(c *local.Cell) {
 	answerLocked(c, local.Outcome{Down: true})
 	if c.Dead {
 		c.Retired += c.Clear()
+	} else {
+		c.Return = false // whether it lies idle is looked at anew: a lease in use that went back would leave its key cold
 	}
-	now := d.h.now()
-	lease := c.Slot != 0 && !c.Unknown && now <= c.Deadline() && (c.Base > 0 || c.Retired > 0)
-	if lease || !c.Dead && (c.ChargeCold > 0 || c.DeniedUntil() > now && c.Out > 0) {
-		d.scheduleLocked(c, now+int64(d.h.cfg.heartbeat))
+	now, beat := d.h.now(), int64(d.h.cfg.heartbeat)
+	switch {
+	case !c.Dead && (c.ChargeCold > 0 || c.DeniedUntil() > now && c.Out > 0):
+		d.scheduleLocked(c, now+beat)
+	case c.Slot != 0 && !c.Unknown && (c.Base > 0 || c.Retired > 0) && now+leaseLook*beat <= c.Deadline():
+		d.scheduleLocked(c, now+leaseLook*beat)
 	}
 }
+
+// leaseLook is after how many heartbeats a lease that was put off is looked at: not soon, since an exchange while Redis comes and goes may burn it
+// and leave its key cold. One that ends before by itself is left alone.
+const leaseLook = 30
 
 // putOff is putOffLocked for cells that will not be sent.
 func (d *domain) putOff(places []place) {

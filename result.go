@@ -96,17 +96,17 @@ func (r Result) String() string {
 	return s + " (" + r.Source.String() + ")"
 }
 
-// Check is one of several limits that a request has to pass together; nothing takes one yet.
+// Check is one of several limits that a request has to pass together: see Hybrid.AllowAll.
 type Check struct {
 	Limiter *Limiter // of the Hybrid that is asked; another's is ErrConfig
 	Key     string   // any bytes, any length
 	N       int64    // cost in tokens, 0 and up; 0 only looks
 }
 
-// Verdict is the answer to several checks taken as one, all of them charged or none; nothing returns one yet.
+// Verdict is the answer to several checks taken as one, all of them charged or none.
 type Verdict struct {
 	Allowed    bool
-	Denied     int           // index of the check that denied, -1 when all passed
-	RetryAfter time.Duration // as in Result, over all checks
-	Results    []Result      // one for each check, in the order they were given
+	Denied     int           // index of the first check that denied, -1 when all passed
+	RetryAfter time.Duration // the longest of those that denied
+	Results    []Result      // one for each check, in the order they were given; where another denied, Allowed says that this one did not
 }
