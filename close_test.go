@@ -305,9 +305,9 @@ func TestCloseJoinsNoFleet(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(7 * time.Second)
-		for tag, d := range hs[1].domains {
+		for _, d := range hs[1].allDomains() {
 			if _, v := d.state(hs[1].now()); v.N != 1 || v.Darkness.Missing != 0 {
-				t.Errorf("on server %v the other counts %d members, %d of them missing", tag, v.N, v.Darkness.Missing)
+				t.Errorf("on server %v the other counts %d members, %d of them missing", d.tag, v.N, v.Darkness.Missing)
 			}
 		}
 		closeAll(t, hs[1])
